@@ -192,9 +192,9 @@ def limits(
         does not. The message contains the needed bytes.
     """
     wanted = threads or min(8, os.cpu_count() or 1)
-    needs = sorted((memory(work, wide) + sink for work in works), reverse=True) or [0]
     if max_memory is None:
         return Limits(wanted, KEPT, output=output, sink=sink)
+    needs = sorted((memory(work, wide) + sink for work in works), reverse=True) or [0]
     own = program(works)
     room = max_memory - own
     largest = max(works, key=lambda work: memory(work, wide), default=None)
@@ -286,7 +286,7 @@ class _Run:
     ):
         self.sink, self.measure, self.progress, self.keep = sink, measure, progress, keep
         # Progress counts bytes of inputs, which determine the time, and not tensors.
-        self.total = sum(work.reads for work in works)
+        self.total = sum([work.reads for work in works])
         self.missing = {work.name for work in works} - sink.finished
         self.done_bytes = sum(work.reads for work in works if not self.wanted(work))
         self.lock = threading.Lock()
@@ -301,16 +301,11 @@ class _Run:
         self, works: Sequence[Work], engine: Engine, stalled: Callable[[float], None] | None
     ) -> None:
         """Takes all wanted works to the sink, except the pieces in `engine.faint`."""
-        watch = engine.pulse.watched(stalled) if stalled else contextlib.nullcontext()
-        with watch:
-            self._carry_out(works, engine)
-
-    def _carry_out(self, works: Sequence[Work], engine: Engine) -> None:
-        todo = engine.prepared(works, self.wanted)
-        # The largest first: otherwise one worker may be left with it at the end.
-        cost = {id(unit): sum(w.reads for w in unit.works) * unit.passes for unit in todo}
-        todo.sort(key=lambda unit: -cost[id(unit)])
-        engine.each(lambda unit: self.finish(unit, engine), todo)
+        with engine.pulse.watched(stalled) if stalled else contextlib.nullcontext():
+            todo = engine.prepared(works, self.wanted)
+            # The largest first: otherwise one worker may be left with it at the end.
+            todo.sort(key=lambda unit: -sum([w.reads for w in unit.works]) * unit.passes)
+            engine.each(lambda unit: self.finish(unit, engine), todo)
         self.missing = {name for name, _ in engine.faint}
 
     def finish(self, unit: Unit, engine: Engine) -> None:

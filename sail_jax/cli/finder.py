@@ -6,7 +6,6 @@ first line that begins with "$ sail-jax" is the example at the end. Docstrings a
 import, because starting one command must not import the others.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,7 +44,7 @@ class Command(NamedTuple):
 
     def inner(self) -> "dict[str, Command]":
         """Returns the commands of a package by name; empty for a module."""
-        return dict(_within(self.module, self.file)) if self.file.is_dir() else {}
+        return _within(self.module, self.file) if self.file.is_dir() else {}
 
 
 def commands(package: str | None = None) -> dict[str, Command]:
@@ -57,16 +56,16 @@ def commands(package: str | None = None) -> dict[str, Command]:
     Returns:
       The commands by name, sorted by name within each group.
     """
-    packages = GROUPS if package is None else [package]
-    return {
-        name: command
-        for module in packages
-        for name, command in _within(module, _HOME.joinpath(*module.split(".")))
-    }
+    found: dict[str, Command] = {}
+    for module in GROUPS if package is None else [package]:
+        found |= _within(module, _HOME.joinpath(*module.split(".")))
+    return found
 
 
-def _within(package: str, folder: Path) -> Iterator[tuple[str, Command]]:
+def _within(package: str, folder: Path) -> dict[str, Command]:
     """Returns the commands in a package's folder."""
-    for file in sorted(folder.glob("[!_]*")):
-        if file.suffix == ".py" or (file / "__init__.py").exists():
-            yield file.stem, Command(f"{package}.{file.stem}", file)
+    return {
+        file.stem: Command(f"{package}.{file.stem}", file)
+        for file in sorted(folder.glob("[!_]*"))
+        if file.suffix == ".py" or (file / "__init__.py").exists()
+    }

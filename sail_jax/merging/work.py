@@ -108,7 +108,7 @@ class Work:
     @property
     def reads(self) -> int:
         """The bytes of one pass over all inputs."""
-        return sum(self.size * tensor.dtype.itemsize for tensor in self.inputs)
+        return self.size * sum([tensor.dtype.itemsize for tensor in self.inputs])
 
 
 def copy(name: str, dtype: np.dtype, tensor: Tensor) -> Work:

@@ -113,8 +113,7 @@ class Checkpoint:
         if self.snapshot is not None and self.snapshot.lacking:
             said.append(f"the cache lacks {', '.join(self.snapshot.lacking)}")
         selected = [str(self.selection)] if self.selection and self.rest else []
-        said += [*(text for text in (self.step, self.decoded) if text), *self.unread()]
-        return [*said, *selected]
+        return [*said, *filter(None, (self.step, self.decoded)), *self.unread(), *selected]
 
     def unread(self) -> list[str]:
         """Lists what lies in the folder and is not read.
@@ -289,12 +288,13 @@ def check_there(
       CheckpointError: As `open_checkpoint` for a missing input, and if the models together do not
         fit on the disk.
     """
-    names = list(dict.fromkeys(os.fspath(path) for path in paths))
+    names = list(dict.fromkeys(map(os.fspath, paths)))
     for name in names:
+        if os.path.lexists(name):
+            continue
         try:
             with reading(name):
-                if not os.path.lexists(name):
-                    runs.named(name)
+                runs.named(name)
         except CheckpointError as error:
             if name not in places:
                 raise

@@ -95,9 +95,9 @@ class Journal:
         Raises:
           CheckpointError: If the file cannot be written.
         """
-        disk.write_atomic(path, b"".join(map(_line, (head, *lines))))
         self.path = path
         with explained("write", path):
+            disk.write_atomic(path, b"".join(map(_line, (head, *lines))))
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     @staticmethod

@@ -322,8 +322,7 @@ class Writer:
             parts.check_joined(partial, self.out, head, layout)
             if taken(self.out):
                 self._check_replaced(_EXISTS)
-            with explained("write", partial):
-                self._journal = Journal(partial / "journal", head)
+            self._journal = Journal(partial / "journal", head)
             self._layout = parts.narrowed(layout, ())
             self._allocate()
             self._layout = layout
@@ -486,8 +485,7 @@ class Writer:
             )
         try:
             if not names:
-                with explained("write", path):
-                    self._journal = Journal(path, head)
+                self._journal = Journal(path, head)
             if self._part is not None:
                 # After writing the journal: of two conflicting parts, one then sees the other.
                 above = self.partial.parents[1]
@@ -499,8 +497,7 @@ class Writer:
             valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
             if names:
                 lines = [{"name": name, "pieces": p} for name, p in valid.items()]
-                with explained("write", path):
-                    self._journal = Journal(path, head, lines)
+                self._journal = Journal(path, head, lines)
         except BaseException:
             # Nothing was computed yet, so no trace stays. Removing the folder needs a descriptor.
             self._close_files()

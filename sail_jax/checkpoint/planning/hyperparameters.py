@@ -160,15 +160,15 @@ class Hyperparameters:
             if (key := repr(pair)) in self.compared:
                 return False
             self.compared.add(key)
-            ones = (1.0,) * len(job.sources)
-            mine, theirs = (
-                (x.weights or ones, self._made(self.recipe.method, x.options, who).identity)
-                for x in pair
-            )
+            mine, theirs = [self._made(self.recipe.method, x.options, who) for x in pair]
         # The other recipe may be invalid.
         except (TypeError, ValueError):
             return False
-        return mine != theirs
+        ones = (1.0,) * len(job.sources)
+        weights = [choice.weights or ones for choice in pair]
+        # Steps that differ mostly show it; the identity of a merge takes longer.
+        shown = weights[0] != weights[1] or repr(mine.steps) != repr(theirs.steps)
+        return shown or mine.identity != theirs.identity
 
     def merge(
         self,

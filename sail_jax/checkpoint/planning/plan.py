@@ -325,9 +325,9 @@ class _Planner:
         """Notes contradictions between the inputs' files and tensors, and between inputs."""
         merged = [self.inputs[ref] for ref in self.inputs if ref in self.merged]
         opened = {model.ref: self.openings.about(model.ref) for model in merged}
+        # Equal sentences about all inputs, such as about selected leaves, take one line.
+        of_all = set.intersection(*map(set, opened.values()))
         for ref, said in opened.items():
-            # Equal sentences about all inputs, such as about selected leaves, take one line.
-            of_all = [text for text in said if all(text in other for other in opened.values())]
             self.notes += [text if text in of_all else f"{ref}: {text}" for text in said]
         for model in merged:
             vocabulary = self.vocabularies(model)

@@ -305,9 +305,10 @@ def entry(method: str | Merge) -> Entry:
     # mergekit's is unweighted; ours accepts weights.
     if method == "karcher":
         parameters["weight"] = _WEIGHT._replace(default=None)
+    accepted = takes(method)
     for option in methods.options_of(method).values():
         if option.name not in taken | _ELSEWHERE and option.name not in parameters:
-            parameters[option.name] = _own(option, takes(method)[option.name])
+            parameters[option.name] = _own(option, accepted[option.name])
     base = _BASE_MODEL.get(method, record.base)
     # `example` is an instance with stand-in hyperparameters, and not the requested merge.
     return record._replace(base=base, parameters=parameters, merge=None)

@@ -414,16 +414,16 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
         )
     # Under the papers' conventions, weights are optional; but if one model has a weight, every
     # model needs one. Other parameters without a default are checked when tensors are planned.
-    outer = [part.parameters, module.parameters, recipe.parameters]
-    inner = [source.parameters for source in sources]
-    if recipe.compat != "mergekit" and not any("weight" in scope for scope in inner + outer):
+    outer = {*part.parameters, *module.parameters, *recipe.parameters}
+    every = outer.union(*[source.parameters for source in sources])
+    if recipe.compat != "mergekit" and "weight" not in every:
         return
     for parameter in recipe.read().values():
         by_paper = parameter.name == "weight" and recipe.compat != "mergekit"
         required = parameter.required or by_paper
         for source in sources if required else ():
-            own = [source.parameters] if parameter.per_model else []
-            if any(parameter.name in scope for scope in own + outer):
+            own = source.parameters if parameter.per_model else {}
+            if parameter.name in outer or parameter.name in own:
                 continue
             who = f" for {source.model}" if parameter.per_model else ""
             where = source.where if parameter.per_model else recipe.at("merge_method")
