@@ -108,7 +108,8 @@ def less(a: Wide, b: Wide) -> Bool[Numbers, "..."]:
 def smaller(a: Wide, b: Wide, larger: bool = False) -> Wide:
     """Takes the smaller of two counts, entry by entry, or the larger count."""
     first = less(b, a) if larger else less(a, b)
-    return Wide(*(numpy_of(first).where(first, x, y) for x, y in zip(a, b, strict=True)))
+    where = numpy_of(first).where
+    return Wide(where(first, a.hi, b.hi), where(first, a.lo, b.lo))
 
 
 def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
@@ -134,14 +135,15 @@ def rest(count: Wide, taken: Wide) -> UInt[Array, "..."]:
 
 def pick(counts: Wide, index: Numbers) -> Wide:
     """Picks one entry along axis 1 for each entry of axis 0."""
-    space = numpy_of(counts.lo)
+    take = numpy_of(counts.lo).take_along_axis
     at = index.reshape(-1, *(1,) * (counts.lo.ndim - 1))
-    return Wide(*(space.take_along_axis(part, at, 1)[:, 0] for part in counts))
+    return Wide(take(counts.hi, at, 1)[:, 0], take(counts.lo, at, 1)[:, 0])
 
 
 def for_each(tasks: int, count: Wide) -> Wide:
     """Repeats a count for each task, unless each task already has one."""
-    return Wide(*(numpy_of(part).broadcast_to(part, (tasks,)) for part in count))
+    spread = numpy_of(count.lo).broadcast_to
+    return Wide(spread(count.hi, (tasks,)), spread(count.lo, (tasks,)))
 
 
 def occurrences(masks: Sequence[Bool[Array, "..."]] | Bool[Array, "mask ..."]) -> Wide:

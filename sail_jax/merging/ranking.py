@@ -357,7 +357,7 @@ def _reached(counts: Wide, rank: Wide) -> tuple[Numbers, Wide]:
     digit = np.arange(counts.lo.shape[1])
     # A masked sum, since XLA compiles running sums slowly.
     above = digit[:, None] < digit  # [digit, digit]
-    sums = (space.where(above, part[:, None], 0).sum(-1, dtype=np.uint32) for part in counts)
+    sums = [space.where(above, part[:, None], 0).sum(-1, dtype=np.uint32) for part in counts]
     larger = counting.carry(*sums)
     # `larger` falls with the digit, so the number of digits that are too small is the answer.
     small = ~counting.less(larger, Wide(rank.hi[:, None], rank.lo[:, None]))

@@ -371,8 +371,10 @@ class Unit:
         """
         if not self.runs or not step.applies(self.name):
             self.pass_by()
-        # Without statistics, a tensor of one piece shares the program of tensors with many pieces.
-        elif len(self.runs) == 1 and step.statistics:
+        elif not step.statistics:
+            self.known.append(step.kernel)
+            self.own.append([])
+        elif len(self.runs) == 1:
             self.known.append(alone(step))
             self.own.append([(self._stacked([step.prepare(work.size) for work in self.works]),)])
         else:

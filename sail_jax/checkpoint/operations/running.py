@@ -490,8 +490,8 @@ def check_options(options: Mapping[str, object]) -> None:
     Raises:
       TypeError: If one of them is a field of `RunOptions`; the message shows the right call.
     """
-    for name in (one.name for one in fields(RunOptions)):
-        if name in options:
+    for one in fields(RunOptions):
+        if (name := one.name) in options:
             raise TypeError(f"{name} is an option of the run: pass run=RunOptions({name}=...)")
 
 

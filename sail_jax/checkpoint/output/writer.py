@@ -40,7 +40,6 @@ from sail_jax.checkpoint.formats.table import (
     FORMATS,
     Format,
     check_written,
-    layouts,
     of_output,
 )
 from sail_jax.checkpoint.output import parts
@@ -94,7 +93,9 @@ def laid_out(
         raise CheckpointError(f"shard_bytes: expected at least 1, got {shard_bytes}")
     most = None if own or file else shard_bytes
     name = out.name if own else file or chosen.file
-    return chosen, layouts()[chosen.name](tensors, name, dict(metadata or {}), most)
+    # A format is checked, and an output's suffix is that of a written format.
+    assert chosen.layout is not None
+    return chosen, chosen.layout(tensors, name, dict(metadata or {}), most)
 
 
 def _checked(tensors: Mapping[str, tuple[Any, Shape]]) -> Wanted:

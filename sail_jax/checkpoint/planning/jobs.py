@@ -133,9 +133,9 @@ class _Walk:
         for source, model in at.inputs:
             if source.model == at.lead.model or source.layers is not None:
                 continue
-            extra = [name for name in self.members(at.module, model) if name not in expected]
             # A head that others lack is allowed: they may be tied, and `heads` adds it.
-            extra = [name for name in extra if role(name) != "head"]
+            names_there = self.members(at.module, model)
+            extra = [x for x in names_there if x not in expected and role(x) != "head"]
             learned = [name for name in extra if not is_derived(name)]
             if learned and self.recipe.extra == "error":
                 # Surplus tensors of a deeper model are reported as additional layers.

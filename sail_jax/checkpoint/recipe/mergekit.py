@@ -95,8 +95,9 @@ class Entry(NamedTuple):
 
     def parameter(self, key: str) -> Parameter | None:
         """Returns the parameter that a key of a recipe sets; None for an unknown key."""
-        other = (p for p in self.parameters.values() if p.theirs == key)
-        return self.parameters.get(key) or next(other, None)
+        if key in self.parameters:
+            return self.parameters[key]
+        return next((p for p in self.parameters.values() if p.theirs == key), None)
 
     @property
     def published(self) -> bool:

@@ -340,7 +340,7 @@ class Stepped(Lenient):
     @property
     def steps(self) -> tuple[Growth | Alignment, ...]:
         """The operations on the model, in order."""
-        return tuple(step for step in (self.grow, self.align) if step is not None)
+        return tuple(filter(None, (self.grow, self.align)))
 
 
 class Location(Lenient):
