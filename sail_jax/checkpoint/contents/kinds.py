@@ -9,6 +9,7 @@ from sail_jax.checkpoint.formats.extras import config_of
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checks import argument
+from sail_jax.merging.selection import check_weights
 from sail_jax.trees import factor_of
 
 _SPLIT = re.compile(r"[./]")
@@ -40,15 +41,17 @@ _MOMENTS = frozenset(
 
 
 def check_model(checkpoint: Checkpoint) -> None:
-    """Checks that an open checkpoint holds a model.
+    """Checks that an open checkpoint holds a model, and that only weights of it are selected.
 
     Args:
       checkpoint: The checkpoint; no tensor is read.
 
     Raises:
       CheckpointError: If it holds something else, according to `not_a_model`.
-      ValueError: If its adapter_config.json cannot be read.
+      ValueError: If the state of an optimiser is selected, or adapter_config.json cannot be read.
     """
+    if checkpoint.selection is not None:
+        check_weights(checkpoint.selection)
     path = checkpoint.path
     if reason := not_a_model(checkpoint.tensors, checkpoint.extras, str(path)):
         raise CheckpointError(f"{path} {reason}")

@@ -61,7 +61,6 @@ from sail_jax.checkpoint.sources.requantised import RECORD, Requantisation, requ
 from sail_jax.checks import argument, one_of
 from sail_jax.cluster import On, Workers, connected, listener
 from sail_jax.merging import random_bits
-from sail_jax.merging.selection import check_weights
 from sail_jax.merging.work import Work
 from sail_jax.provenance import versions
 from sail_jax.trees import some_paths
@@ -273,8 +272,6 @@ class Inputs:
         if not checkpoint.tensors:
             raise CheckpointError(f"{path} is a checkpoint without tensors")
         if not adapters:
-            if checkpoint.selection is not None:
-                check_weights(checkpoint.selection)
             check_model(checkpoint)
         # For checking at the end whether an input has changed.
         self.opened.append(checkpoint)

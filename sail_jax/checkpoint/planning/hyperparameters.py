@@ -11,7 +11,6 @@ from sail_jax.checkpoint.recipe.settings import Ledger, Value
 from sail_jax.checkpoint.recipe.yaml_tree import RecipeError
 from sail_jax.merging import random_bits
 from sail_jax.merging.merge import Merge
-from sail_jax.merging.tensors import Tensor
 
 Option = Value | tuple[Value, ...]
 """A hyperparameter of one tensor: one value, or one for each model."""
@@ -72,7 +71,6 @@ class Hyperparameters:
         self.key = random_bits.key(recipe.seed)
         # Results for earlier tensors, since most tensors are alike.
         self.made: dict[tuple[str, ...], Merge] = {}
-        self.checked = set[tuple[str, int, bool]]()
         self.compared = set[str]()
 
     def notes(self) -> list[str]:
@@ -176,7 +174,6 @@ class Hyperparameters:
         method: str,
         options: Mapping[str, Option],
         who: Sequence[str],
-        base: Tensor | None,
     ) -> Merge:
         """Makes the merge of a tensor, or returns the one already made for its group.
 
@@ -188,24 +185,18 @@ class Hyperparameters:
           method: The name of the method.
           options: Its hyperparameters.
           who: The names of the merged models.
-          base: The base's tensor; None without one.
 
         Returns:
           The merge; the same object for all tensors of a group.
 
         Raises:
-          RecipeError: If the method refuses the options, or this number of models.
+          RecipeError: If the method refuses the options.
         """
         try:
-            merge = self._made(method, options, who)
-            checked = (method, len(who), base is None)
-            if checked not in self.checked:
-                merge.check_models(len(who), base is not None)
-                self.checked.add(checked)
+            return self._made(method, options, who)
         except (TypeError, ValueError) as error:
             where = self.recipe.at("merge_method")
             raise RecipeError(where, f"{method}, for {job.name}: {error}") from error
-        return merge
 
     def _made(self, method: str, options: Mapping[str, Option], who: Sequence[str]) -> Merge:
         if self.entry.merge is not None and method == self.entry.name:

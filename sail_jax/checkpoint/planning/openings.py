@@ -16,7 +16,6 @@ from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.recipe.parts import Alignment, Growth, Ref
 from sail_jax.checkpoint.sources.adapters import notes_on, with_adapter
 from sail_jax.checkpoint.sources.view import View
-from sail_jax.merging.selection import check_weights
 from sail_jax.merging.tensors import Tensor
 
 
@@ -127,8 +126,6 @@ class Openings:
         # With None, the function that opened it may have selected the leaves of a known state.
         if self._select is not None or model.selection is None:
             model.select(self._select)
-        if model.selection is not None:
-            check_weights(model.selection)
         check_model(model)
         if ref.lora is None:
             return model

@@ -453,7 +453,7 @@ class _Planner:
         # Bytes are copied unchanged, without a conversion to float32.
         if method == "passthrough" and options.get("scale", 1.0) == 1.0 and same:
             return self._treatment(copy(job.name, dtype, tensors[0]), owners, base, None, note)
-        merge = self.hyperparameters.merge(job, method, options, owners, base)
+        merge = self.hyperparameters.merge(job, method, options, owners)
         try:
             work = merge.work(job.name, shape, dtype, tensors, base, weights)
         except (TypeError, ValueError) as error:
