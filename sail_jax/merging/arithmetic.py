@@ -4,6 +4,7 @@ The kernels of transforms and reductions use these functions. Each function comp
 plain NumPy expression, in an order that XLA compiles into few passes over memory.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +30,18 @@ far slower.
 """
 PARTS = 64
 """The number of parts in which a large array is summed, on any number of cores."""
+
+
+def in_64_bits(wide: bool) -> contextlib.AbstractContextManager[None]:
+    """Makes a context in which JAX computes in 64 bits, in the thread that enters it.
+
+    Args:
+      wide: Whether to; if not, the context changes no setting.
+
+    Returns:
+      The context manager.
+    """
+    return jax.enable_x64(True) if wide else contextlib.nullcontext()
 
 
 def per_task(f: Callable[..., Array], *arrays: Array) -> Array:

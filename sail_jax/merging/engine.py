@@ -14,12 +14,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import ArrayLike
 
+from sail_jax.merging.arithmetic import in_64_bits
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.leafwise import barrier, check_paths, naming
 from sail_jax.merging.pulse import Pulse
@@ -102,16 +103,6 @@ class Engine:
             # Workers end at their next piece, so this does not wait for whole tensors.
             self._pool.shutdown()
 
-    def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Makes a context in which JAX computes in 64 bits if any input is float64.
-
-        The setting applies to the thread that enters the context.
-
-        Returns:
-          The context manager.
-        """
-        return jax.enable_x64(True) if self._wide else contextlib.nullcontext()
-
     def buffers(self) -> Buffers:
         """Returns the reusable memory of the calling thread, created by the first call.
 
@@ -138,7 +129,7 @@ class Engine:
         fits = unit.passes > 1 and unit.held <= self._hold
         kept = self._kept.get(id(unit), {} if fits else None)
         faint = self.faint if self._looks else None
-        with self.precision(), naming(unit.name):
+        with in_64_bits(self._wide), naming(unit.name):
             yield Reader(unit, buffers, self._check, self.pulse, kept, owner, faint, self._only)
         buffers.trim()
 
@@ -250,7 +241,7 @@ class Engine:
                 continue
             bits = tree_bits([work for unit in chosen for work in unit.works])
             visit = functools.partial(self._visit, chosen, places=places)
-            with self.precision():
+            with in_64_bits(self._wide):
                 if sharing is None:
                     Tree(chosen, visit, bits).resolve(step)
                 else:

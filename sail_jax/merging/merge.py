@@ -1,6 +1,5 @@
 """A merge as a value: its transform, its reduction, and the requirements on its inputs."""
 
-import contextlib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -15,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from sail_jax.checks import concrete, described, scalar
-from sail_jax.merging.arithmetic import number
+from sail_jax.merging.arithmetic import in_64_bits, number
 from sail_jax.merging.combining import Reduction, Transform
 from sail_jax.merging.engine import InMemory, merge_arrays
 from sail_jax.merging.evaluate import evaluate, is_traced, on_one_cpu
@@ -315,7 +314,7 @@ class Merge(Program):
             return self.check_weights(with_base(own) if self.base == "merged" else own, tasks)
 
         # Known weights are float64, as for files. Computations in float32 round them once.
-        with _wide(not is_traced(weights)):
+        with in_64_bits(not is_traced(weights)):
             if isinstance(weights, Mapping):
                 return by_leaf(weights, paths, check)
             return [check(weights)] * len(paths)
@@ -329,7 +328,7 @@ class Merge(Program):
             matched = matched.narrow()
         leaves = matched.leaves(w, relative)
         tail = kernel(outcome, number(self.scale), check=not traced)
-        with _wide(not traced and any(leaf.source.wide for leaf in leaves)):
+        with in_64_bits(not traced and any(leaf.source.wide for leaf in leaves)):
             outcomes = evaluate(self.steps, leaves, tail)
         if traced:
             matched.refuse(known_finite(leaves))
@@ -380,11 +379,6 @@ def _apart(stacked: PyTree, axis: int) -> list[PyTree]:
     return [jax.tree.map(lambda x, k=k: x[*before, k], stacked) for k in range(count)]
 
 
-def _wide(wide: bool) -> contextlib.AbstractContextManager[object]:
-    """Makes a context in which JAX computes in 64 bits, if `wide`."""
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
-
-
 def _as_given(
     matched: Matched, merged: Mapping[int, Array | np.ndarray]
 ) -> dict[int, Array | np.ndarray]:
@@ -395,7 +389,7 @@ def _as_given(
       merged: NumPy or JAX arrays, by index of the leaf.
     """
     ours = [i for i in merged if not isinstance(matched.start[i], np.ndarray)]
-    with _wide(any(merged[i].dtype == np.float64 for i in ours)):
+    with in_64_bits(any(merged[i].dtype == np.float64 for i in ours)):
         # Their memory is not shared, so no copy is needed.
         arrays = jax.device_put([merged[i] for i in ours], may_alias=True)
     return {i: np.asarray(x) for i, x in merged.items()} | dict(zip(ours, arrays, strict=True))

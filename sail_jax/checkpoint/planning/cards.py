@@ -310,7 +310,7 @@ def _end(path: Path, paths: Collection[Path]) -> str:
     """
     for count in range(1 + path.name.isdecimal(), len(path.parts)):
         end = path.parts[-count:]
-        if sum(other.parts[-count:] == end for other in paths) == 1:
+        if [other.parts[-count:] for other in paths].count(end) == 1:
             return "/".join(end)
     return path.name
 

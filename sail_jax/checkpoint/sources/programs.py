@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from sail_jax.merging.arithmetic import in_64_bits
 from sail_jax.merging.tensors import Like
 
 Function = Callable[..., Array]
@@ -16,8 +17,7 @@ Function = Callable[..., Array]
 
 def in_own_width(tensors: Iterable[Like]) -> contextlib.AbstractContextManager[None]:
     """Keeps JAX from converting tensors of float64 to float32; without any, changes no setting."""
-    wide = any(x.dtype == np.float64 for x in tensors)
-    return jax.enable_x64(True) if wide else contextlib.nullcontext()
+    return in_64_bits(any(x.dtype == np.float64 for x in tensors))
 
 
 class Programs:
