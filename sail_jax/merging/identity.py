@@ -23,17 +23,11 @@ _HERE = __name__.partition(".")[0]
 
 
 def digest(*parts: Any) -> str:
-    """Computes a hash that changes with anything that the parts of a merge compute.
+    """Computes a hash of known values, 64 hexadecimal digits, the same in every process.
 
     For a function, it covers the code and everything that the code refers to in its own package or
     in this one: functions, methods of classes, constants. It does not cover other packages, or
     functions that are looked up at run time. Callers therefore compare versions, too.
-
-    Args:
-      *parts: Steps, numbers and other values; none of them is traced.
-
-    Returns:
-      64 hexadecimal digits, the same in every process.
     """
     return hashlib.sha256(repr(_plain(parts)).encode()).hexdigest()
 

@@ -164,9 +164,11 @@ def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
             partner = name[:start] + _PAIRS[parts[place]] + name[start + len(parts[place]) :]
             if partner in left and _share_rank(shapes[name], shapes[partner]):
                 pairs.append((name, partner))
+    if not pairs:
+        return None
     in_pairs = {name for pair in pairs for name in pair}
     biases = {re.sub(r"weight$", "bias", name) for name in in_pairs} - in_pairs
-    return pairs[0] if pairs and in_pairs == left and biases.isdisjoint(shapes) else None
+    return pairs[0] if in_pairs == left and biases.isdisjoint(shapes) else None
 
 
 def _share_rank(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -201,9 +203,8 @@ def _unmerged(names: Iterable[str], factors: Iterable[str]) -> str:
 
 def _optimiser(parts: Mapping[str, list[str]]) -> str:
     """A tensor of an optimiser's state, if all tensors belong to one; "" otherwise."""
-    last = {name: part[-1] for name, part in parts.items()}
-    kept = [name for name in last if last[name] in _MOMENTS]
-    if kept and all(x in _MOMENTS or x == "step" for x in last.values()):
+    kept = [name for name, part in parts.items() if part[-1] in _MOMENTS]
+    if kept and all(part[-1] in _MOMENTS or part[-1] == "step" for part in parts.values()):
         return kept[0]
     # optax: two trees with the names of the weights, and counts.
     trees = {
