@@ -235,7 +235,7 @@ def add_options(parser: Parser) -> None:
         flags = [f for f in (*option.flags, *pair) if f not in parser._option_string_actions]
         group.add_argument(
             *flags, action=_Given, dest=f"mergekit_{i}", const=option, help=option.help,
-            nargs=None if option.type else 0, type=option.type, metavar=option.metavar,
+            nargs=None if option.type else 0, type=option.type or str, metavar=option.metavar,
             default=argparse.SUPPRESS,
         )  # fmt: skip
 

@@ -288,7 +288,7 @@ def check_there(
       CheckpointError: As `open_checkpoint` for a missing input, and if the models together do not
         fit on the disk.
     """
-    names = list(dict.fromkeys(map(os.fspath, paths)))
+    names = list(dict.fromkeys(os.fspath(path) for path in paths))
     for name in names:
         if os.path.lexists(name):
             continue
