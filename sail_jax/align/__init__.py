@@ -8,7 +8,7 @@ computes the same function as before. Merging it with the first one averages cor
 
 from sail_jax.align.activations import Moments, activation_matching, moments, pool, stream
 from sail_jax.align.assignment import auction, auction_gap, hungarian
-from sail_jax.align.blocks import block_exactness, change_blocks, invert_blocks, nested
+from sail_jax.align.blocks import block_exactness, change_blocks, nested
 from sail_jax.align.folding import fold_scales
 from sail_jax.align.many import Common, match_many, merge_many
 from sail_jax.align.matching import Matching, match_weights, weight_matching
@@ -39,7 +39,6 @@ __all__ = [
     "change_blocks",
     "fold_scales",
     "hungarian",
-    "invert_blocks",
     "match_many",
     "match_weights",
     "merge_many",

@@ -22,7 +22,7 @@ from sail_jax.basis.axes import Axis, Factor, Role
 from sail_jax.basis.certificate import Report, exactness
 from sail_jax.basis.change_basis import by_block, change_basis, unfused
 from sail_jax.basis.families import Family
-from sail_jax.basis.maps import SpaceMap, along, invert
+from sail_jax.basis.maps import SpaceMap, along
 from sail_jax.basis.spaces import Spec
 from sail_jax.checks import as_array
 from sail_jax.trees import path_str
@@ -98,38 +98,6 @@ def change_blocks(
         return by_block(as_array(x), axes, resized, block)
 
     return jax.tree.map_with_path(move, new)
-
-
-def invert_blocks(maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> dict[str, SpaceMap]:
-    """Returns the inverse maps, which undo `change_blocks`.
-
-    Args:
-      maps: Invertible maps, as for `change_blocks`.
-      within: The `within` of `change_blocks`.
-
-    Returns:
-      The inverse of each map, for `change_blocks` with the same `within`.
-
-    Raises:
-      ValueError: If the map of a block with inner maps is dense.
-
-    >>> from sail_jax.basis.families import Family
-    >>> from sail_jax.basis.maps import select
-    >>> turn = select(jnp.array([1, 2, 0]), 3, family=Family.PERMUTATION)
-    >>> invert_blocks({"h": turn}, {})["h"].index.tolist()
-    [2, 0, 1]
-    """
-    out = {name: invert(m) for name, m in maps.items() if name not in within}
-    for name in within.keys() & maps.keys():
-        inverse = jax.vmap(invert)(maps[name])
-        if (block := out.get(within[name])) is not None:
-            # Inner maps number the blocks after the block's own map, which is undone first. The
-            # inverses are therefore put back into the earlier order.
-            if block.index is None:
-                raise ValueError(f"the map of the block {within[name]!r} must be a permutation")
-            inverse = jax.tree.map(lambda x, index=block.index: x[index], inverse)
-        out[name] = inverse
-    return out
 
 
 def along_block(m: SpaceMap, x: Values, axis: int, block: int | None, role: Role) -> Values:

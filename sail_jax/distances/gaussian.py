@@ -73,53 +73,6 @@ def gaussian_separation(total_variation: Float[ArrayLike, "*batch"]) -> Float[Ar
     return 2 * math.sqrt(2) * erfinv(tv)
 
 
-def kl_gaussian(
-    mean: Float[ArrayLike, "dim"],
-    covariance: Float[ArrayLike, "..."],
-    other_mean: Float[ArrayLike, "dim"],
-    other_covariance: Float[ArrayLike, "..."],
-) -> Float[Array, ""]:
-    """Computes the Kullback-Leibler divergence of two Gaussians, in nats.
-
-    KL(N(m, S) | N(n, T)) = (tr(T^-1 S) - dim + (m - n)^T T^-1 (m - n) + log det T - log det S) / 2.
-
-    Args:
-      mean: m, `[dim]`.
-      covariance: S, a matrix `[dim, dim]`, or a number s^2 which stands for s^2 I.
-      other_mean: n, `[dim]`.
-      other_covariance: T, likewise.
-
-    Returns:
-      The divergence, a scalar.
-
-    Raises:
-      ValueError: For shapes that do not fit, for a covariance that is not symmetric and positive
-        definite, and for values that are not finite.
-      TypeError: For complex numbers.
-
-    >>> float(kl_gaussian(np.array([0.0, 1.0]), 1.0, np.array([0.0, 3.0]), 1.0))
-    2.0
-    """
-    mean, other_mean = _floating("mean", mean), _floating("other_mean", other_mean)
-    if mean.ndim != 1 or mean.shape != other_mean.shape:
-        raise ValueError(
-            f"mean and other_mean must be vectors [dim]; got {mean.shape}, {other_mean.shape}"
-        )
-    dim = mean.shape[0]
-    L, M = (
-        F if F.ndim else F * jnp.eye(dim, dtype=F.dtype)
-        for F in (
-            _factor("covariance", covariance, dim),
-            _factor("other_covariance", other_covariance, dim),
-        )
-    )
-    # tr(T^-1 S) = |M^-1 L|_F^2 for the factors S = L L^T and T = M M^T: no inverse is formed.
-    ratio = _whiten(L.T, M)  # (M^-1 L)^T
-    logs = jnp.log(jnp.diagonal(L)) - jnp.log(jnp.diagonal(M))
-    gap = _whiten(mean - other_mean, M)
-    return 0.5 * (jnp.sum(ratio**2) - dim + jnp.sum(gap**2)) - jnp.sum(logs)
-
-
 def _factor(name: str, covariance: ArrayLike, dim: int) -> Array:
     """Returns a lower Cholesky factor `[dim, dim]`, or a scalar standard deviation."""
     S = _floating(name, covariance)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,42 +13,6 @@ from sail_jax.distances.estimates import Distance
 
 Sentence = Int[ArrayLike, "position"] | Sequence[int]
 Tokens = Int[ArrayLike, "sequence position"] | Sequence[Sentence]
-
-
-class Ngrams(NamedTuple):
-    """The n-grams of two streams, with their counts.
-
-    Attributes:
-      grams: The n-grams, `[gram, n]`, in lexicographic order.
-      x: The count of each in the first stream, `[gram]`.
-      y: The count of each in the second.
-    """
-
-    grams: Int[np.ndarray, "gram n"]
-    x: Int[np.ndarray, " gram"]
-    y: Int[np.ndarray, " gram"]
-
-
-def ngrams(x: Tokens, y: Tokens, n: int = 1) -> Ngrams:
-    """Counts the n-grams of two token streams. N-grams do not cross the end of a sequence.
-
-    Args:
-      x: Integers `[sequence, position]`, or several sequences of any lengths.
-      y: Likewise.
-      n: Tokens in a gram, at least 1.
-
-    Returns:
-      The n-grams of both streams, with their counts.
-
-    Raises:
-      ValueError: For another n, and for a stream without n-grams.
-      TypeError: For values that are not integers, or are traced.
-
-    >>> ngrams([[1, 2, 1, 2]], [[2, 1], [7]], n=2)
-    Ngrams(grams=array([[1, 2], [2, 1]]), x=array([2, 1]), y=array([0, 1]))
-    """
-    (a, _), (b, _), grams = _indexed(x, y, n)
-    return Ngrams(grams, *(np.bincount(g, minlength=len(grams)) for g in (a, b)))
 
 
 def total_variation_tokens(x: Tokens, y: Tokens, *, n: int = 1) -> Distance:

@@ -42,7 +42,6 @@ from sail_jax.growth.fresh import (
     masked_layernorm,
     masked_rmsnorm,
     noise_pairs,
-    null_noise,
     ramp,
     scale_norms,
 )
@@ -103,7 +102,6 @@ __all__ = [
     "masked_rmsnorm",
     "mix_layers",
     "noise_pairs",
-    "null_noise",
     "order",
     "overwrite",
     "pad",

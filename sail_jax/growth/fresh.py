@@ -17,7 +17,6 @@ import numpy as np
 from jax.tree_util import KeyPath
 from jaxtyping import Array, ArrayLike, Bool, Float, PRNGKeyArray, PyTree
 
-from sail_jax import linalg
 from sail_jax.basis.axes import Axis, Factor, blocks, path_pattern
 from sail_jax.basis.change_basis import by_block
 from sail_jax.basis.maps import SpaceMap
@@ -347,60 +346,6 @@ def _pairs(m: SpaceMap) -> tuple[Array, Array]:
     sign = jnp.zeros(m.new).at[order].set(sign)
     # A reader gets write times the old unit, so the noise is divided by write to cancel.
     return source, sign if write is None else sign / jnp.where(live, write, 1)
-
-
-def null_noise(
-    params: PyTree,
-    spec: Spec,
-    maps: Mapping[str, SpaceMap],
-    key: PRNGKeyArray,
-    *,
-    snr_db: float = 20.0,
-) -> PyTree:
-    """Adds noise to readers in directions that the grown network never writes.
-
-    The noise is projected onto the orthogonal complement of the range of `write`. This preserves
-    the function under any map. Before the projection the standard deviation is rms(leaf) *
-    10^(-snr_db / 20). A leaf gets noise along the first axis that reads a mapped space. Tied
-    leaves, and leaves that read two spaces and write none, get no noise.
-
-    Args:
-      params: The parameters after `change_basis`.
-      spec: The spec before `change_basis`.
-      maps: The maps, by space.
-      key: A PRNG key. The draws also depend on the path of each leaf.
-      snr_db: The ratio of signal to noise in decibels, before the projection.
-
-    Returns:
-      The parameters with noise.
-
-    Raises:
-      TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
-        `change_basis`.
-
-    >>> from sail_jax.basis.spaces import spec
-    >>> from sail_jax.growth import pad
-    >>> s = spec({"out": jnp.zeros((1, 1))}, {"out": "h* y"}, spaces={"{h,y}": "outer"})
-    >>> w = null_noise({"out": jnp.ones((2, 1))}, s, {"h": pad(1, 2)}, jax.random.key(0))["out"]
-    >>> f"{float(w[0, 0]):.6f}", bool(w[1, 0] == 1)  # the second unit is always zero
-    ('1.000000', False)
-    """
-
-    one_key(key)
-
-    def edit(path: str, x: Array, axes: tuple[Axis, ...], places: list[_Place]) -> Array:
-        for place in _reading(axes, places):
-            write = jnp.asarray(place.map.dense().write)
-            # I - W W^+ projects onto the complement of the columns of W. Activations never have a
-            # component there.
-            null = jnp.eye(place.map.new) - write @ linalg.pinv(write)
-            noise = jax.random.normal(leaf_key(key, path), x.shape)
-            noise = jnp.tensordot(noise, null, (place.axis, 0), precision="highest")
-            return x + 10 ** (-snr_db / 20) * _rms(x) * jnp.moveaxis(noise, -1, place.axis)
-        return x
-
-    return _edit(params, spec, maps, edit)
 
 
 def aki(

@@ -171,9 +171,6 @@ CASES = {
         True,
         noisy(growth.noise_pairs),
     ),
-    "HyperCloning, null noise": Case(
-        "rmsnorm", lambda s: growth.hypercloning(s, DOUBLE), True, True, noisy(growth.null_noise)
-    ),
     "HyperCloning, noise on writers": Case(
         "rmsnorm",
         lambda s: growth.hypercloning(s, DOUBLE),
@@ -198,20 +195,12 @@ CASES = {
         "layernorm", pads(UNEVEN), False, False, partial(masked_fresh, 0.5), mask=0.5
     ),
     "pad, inner": Case("layernorm", pads(INNER), True, True),
-    "pad, inner, null noise": Case("layernorm", pads(INNER), True, True, noisy(growth.null_noise)),
     "pad, stream": Case("layernorm", pads({"resid": 9}), False, False),
     "projection, orthogonal": Case(
         "folded", lambda s: {"resid": growth.project(RESID, 9, KEY)}, True, True
     ),
     "projection, orthogonal, gains": Case(
         "rmsnorm", lambda s: {"resid": growth.project(RESID, 9, KEY)}, False, False
-    ),
-    "projection, null noise": Case(
-        "folded",
-        lambda s: {"resid": growth.project(RESID, 9, KEY)},
-        True,
-        True,
-        noisy(growth.null_noise),
     ),
     "projection, gaussian": Case(
         "folded", lambda s: {"resid": growth.project(RESID, 9, KEY, how="gaussian")}, False, False
