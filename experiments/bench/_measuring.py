@@ -16,14 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax.checks import nearest
-from sail_jax.cli.options import natural
 from sail_jax.disk import StoreError
-
-
-def add_repeats(parser: argparse.ArgumentParser, default: int, what: str = "timed runs") -> None:
-    """Adds --repeats, the number of timed calls after the one that compiles."""
-    about = f"{what}; default: %(default)s"
-    parser.add_argument("--repeats", type=natural, default=default, help=about)
 
 
 def some_of(options: Iterable[str]) -> Callable[[str], tuple[str, ...]]:

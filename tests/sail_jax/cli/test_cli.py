@@ -234,8 +234,8 @@ BAD = [
     ("plot nowhere", "nowhere holds no run"),
     ("plot there", "there holds no run"),
     ("examples here --sed 1", "unknown option '--sed' (nearest: '--seed'"),
-    ("bench grid --nope", "unknown option '--nope'"),
-    ("bench grid --draws few", "argument --draws: expected a whole number >= 1, got 'few'"),
+    ("bench search --nope", "unknown option '--nope'"),
+    ("bench search --beds few", "argument --beds: expected a whole number >= 1, got 'few'"),
     ("bench spee", "unknown benchmark 'spee' (nearest: 'speed'"),
     ("list --all", "unknown option '--all'"),
 ]
@@ -245,7 +245,7 @@ BAD = [
 def test_bad_usage_is_one_line_and_exit_code_2(line, says, call, fake, monkeypatch, tmp_path):
     if "merge_digit" in line:
         monkeypatch.setattr(registry, "load", _load)
-    monkeypatch.setattr(bench, "benchmarks", lambda: ["grid", "memory", "speed"])
+    monkeypatch.setattr(bench, "benchmarks", lambda: ["scale", "search", "speed"])
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").write_text("mine")
     code, out, err = call(*shlex.split(line))
