@@ -139,12 +139,8 @@ class Config:
                     f"series.budgets must be at least 10 steps of {step} tokens; got "
                     f"{self.series.budgets[0]}"
                 )
-        parts = self.memory.micro_batches
-        for field, size in (("series", self.series.batch), ("tune", self.tune.batch)):
-            if size % parts and (field == "tune" or self.checkpoints is None):
-                raise ValueError(
-                    f"memory.micro_batches must divide {field}.batch = {size}; got {parts}"
-                )
+            self.memory.check(series=self.series.batch)
+        self.memory.check(tune=self.tune.batch)
 
 
 DEFAULT = Config()

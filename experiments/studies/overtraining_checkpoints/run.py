@@ -76,7 +76,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
                         f"fine-tune checkpoint {k}{which}{part}", partial(teach, path, some),
                         folder=True,
                     )
-                    for part, some in _parts(config, plan)
+                    for part, some in config.memory.parts(plan)
                 ]  # fmt: skip
                 tuned[-1].append(jax.tree.map(lambda *x: np.concatenate(x), *found))
         return _dataset(config, net, loaded, budgets, noisy, tuned).assign_attrs(unit=unit)
@@ -122,14 +122,6 @@ def _end(config: Config, path: str) -> tuple[int, ...]:
     """Returns the token that ends a text, if config.json has one; none for the offline text."""
     end = read_config(path).get("eos_token_id")
     return (end,) if isinstance(end, int) and config.data.name != OFFLINE_TEXT else ()
-
-
-def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Divides members into parts trained side by side, each with its suffix of the stage's name."""
-    size = config.memory.together or len(members)
-    parts = [list(members[at : at + size]) for at in range(0, len(members), size)]
-    names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
-    return list(zip(names, parts, strict=True))
 
 
 def _dataset(

@@ -138,12 +138,7 @@ class Config:
                 "pretrain.budgets must be at least 10 steps of "
                 f"{self.pretrain.batch * self.model.context} tokens; got {least}"
             )
-        parts = self.memory.micro_batches
-        for field, size in (("pretrain", self.pretrain.batch), ("tune", self.tune.batch)):
-            if size % parts:
-                raise ValueError(
-                    f"memory.micro_batches must divide {field}.batch = {size}; got {parts}"
-                )
+        self.memory.check(pretrain=self.pretrain.batch, tune=self.tune.batch)
 
     @property
     def network(self) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         held_out = corpus.held_out(config.held_out, config.seed)
     bases: list[PyTree] = []
     for budget in config.pretrain.budgets:
-        for k, part in _parts(config, range(config.replicates)):
+        for k, part in config.memory.parts(range(config.replicates)):
             trained = stage(
                 f"pre-train {budget} tokens{k}",
                 partial(stages.pre_train, config, net, corpus, where, budget, part),
@@ -66,7 +66,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     plan = list(itertools.product(range(len(config.pretrain.budgets)), range(config.replicates)))
     noisy = _joined(
         stage(f"perturb{k}", partial(stages.perturb, config, net, where, held_out, bases, part))
-        for k, part in _parts(config, range(len(plan)))
+        for k, part in config.memory.parts(range(len(plan)))
     )
     tuned = []
     for i, task in enumerate(taught):
@@ -76,7 +76,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
         tune = partial(stages.fine_tune, config, net, where, held_out, task, bases)
         measured = _joined(
             stage(f"fine-tune {name}{k}", partial(tune, part), folder=True)
-            for k, part in _parts(config, runs)
+            for k, part in config.memory.parts(runs)
         )
         tuned.append(measured)
     theory = stage("two-layer theory", stages.theory)
@@ -90,18 +90,6 @@ def _check(config: Config, name: str, task: tasks.Task) -> None:
         config.tune.check_steps(len(task.learn.tokens))
     except ValueError as error:
         raise ValueError(f"tune.{error} ({name})") from None
-
-
-def _parts(config: Config, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
-    """Divides members into parts that are processed together.
-
-    Each part comes with the ending of its stage's name, which is empty for a single part.
-    """
-    size = config.memory.together or len(members)
-    starts = range(0, len(members), size)
-    parts = [list(members[at : at + size]) for at in starts]
-    names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
-    return list(zip(names, parts, strict=True))
 
 
 def _joined(parts: Iterable[Arrays]) -> dict[str, np.ndarray]:

@@ -1,5 +1,6 @@
 """Settings of language models, for the studies that pre-train or read one."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -119,3 +120,33 @@ class Memory:
     """Number of sequences on which losses are measured together."""
     micro_batches: Natural = 1
     """Number of parts of a batch. Their gradients are computed one after the other and averaged."""
+
+    def parts(self, members: Sequence[Any]) -> list[tuple[str, list[Any]]]:
+        """Divides networks into parts that are trained side by side.
+
+        Args:
+          members: The networks.
+
+        Returns:
+          Each part, with the ending of its stage's name; "" for a single part.
+        """
+        size = self.together or len(members)
+        parts = [list(members[at : at + size]) for at in range(0, len(members), size)]
+        names = [f" {k + 1}/{len(parts)}" if len(parts) > 1 else "" for k in range(len(parts))]
+        return list(zip(names, parts, strict=True))
+
+    def check(self, **batches: int) -> None:
+        """Checks that `micro_batches` divides batches.
+
+        Args:
+          **batches: The size of each batch, by the group that has it.
+
+        Raises:
+          ValueError: If it does not divide one of them.
+        """
+        for field, size in batches.items():
+            if size % self.micro_batches:
+                raise ValueError(
+                    f"memory.micro_batches must divide {field}.batch = {size}; got "
+                    f"{self.micro_batches}"
+                )
