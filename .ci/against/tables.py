@@ -23,13 +23,14 @@ import transformers
 from cases import Case, Outcome
 from spaces import MODELS
 from transformers.models.auto import modeling_auto
+from united import united
+from variations import varied_table
 
 from sail_jax import architectures, growth
 from sail_jax.architectures.files import Table, read, written
 from sail_jax.basis.spaces import Spec
-from sail_jax.interop.settings import Network, table_by_probing
+from sail_jax.interop.settings import Network
 from sail_jax.interop.transformers import outputs_of_config, probe_config
-from sail_jax.interop.united import united
 from sail_jax.tracing.multiples import Multiples
 
 FILES = Path(architectures.__file__).parent / "tables"
@@ -168,7 +169,7 @@ def make(model_type: str, names: Mapping[str, str] | None = None) -> Table:
     prefixes = tuple(dict.fromkeys(f"{one.base_model_prefix}." for one in listed))
     prefix = prefixes[0] if prefixes else ""
     find = partial(
-        table_by_probing, probe=partial(_probe, prefix), prefixes=prefixes,
+        varied_table, probe=partial(_probe, prefix), prefixes=prefixes,
         resolve=partial(_resolve, kind.config_class),
     )  # fmt: skip
     table = find(configuration(model_type, main), vary=True, names=names)

@@ -20,7 +20,6 @@ from sail_jax.architectures.table import look, put
 from sail_jax.basis.axes import Axis, Factor, blocks, format_axes
 from sail_jax.basis.spaces import Spec
 from sail_jax.interop.naming import Place, named
-from sail_jax.interop.united import ENDS, both
 from sail_jax.tracing.multiples import Multiples, changed
 
 Config = Mapping[str, Any]
@@ -50,57 +49,44 @@ Probe = Callable[[Config], Network]
 
 TIE = "tie_word_embeddings"
 
+ENDS = {
+    "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
+    "type_vocab_size": "segment", "num_channels": "channel",
+    "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
+}  # fmt: skip
+"""Entries for the sizes of inputs and outputs, with the names of their axes in tables."""
+
 _LAYERS = re.compile(
     r"(.*\.)?(num_(hidden_|encoder_|decoder_)?layers|n_layers?|(encoder|decoder)_layers)"
 )
 # Whole-number entries that do not count units, tokens among them.
 _OTHERS = re.compile(r".*(_token_id|_idx)|(.*\.)?(image_size|patch_size|torch_dtype)")
-_ACTIVATIONS = re.compile(r"(.*\.)?(hidden_act|hidden_activation|activation(_function)?)")
-_ANY = "gelu"
-# Real numbers that only scale the network's values, or that only training uses.
-_SCALES = re.compile(
-    r".*(eps|epsilon|theta|drop|initializer|std|coef|prob|rate|decay|factor|range|scal|alpha|bias|"
-    r"temperature|cap|limit|multiplier).*"
-)
-_TRAINING = re.compile(
-    r"(.*\.)?(use_cache|return_dict|output_.*|tie_encoder_decoder|is_encoder_decoder|is_decoder|"
-    r"add_cross_attention|gradient_checkpointing|torchscript|use_bfloat16|.*chunk_size.*|pruned.*)"
-)
 
 
-def table_by_probing(
+def probed(
     config: Config,
     probe: Probe,
     *,
-    vary: bool = False,
     only: Collection[str] | None = None,
-    prefixes: Sequence[str] = (),
-    resolve: Callable[[Config], Config] | None = None,
     names: Mapping[str, str] | None = None,
-) -> Table:
-    """Finds the table of an architecture from the networks that its class makes.
+) -> "Probed":
+    """Builds networks of other sizes and of another number of layers, and compares them.
 
     Args:
       config: A configuration of the architecture.
       probe: Infers the network of a configuration; raises ValueError if that is impossible.
-      vary: Whether entries other than sizes are varied. They determine which tensors are optional,
-        and for which values the table holds. Without it, the table holds only for configurations
-        that differ in sizes and in the number of layers.
       only: The entries that are sizes, if they are known; None to try all.
-      prefixes: A prefix of names that networks without a head lack, such as "model.", and its
-        replacement in other classes.
-      resolve: Adds default entries to a configuration; None if they are unknown.
       names: Axes strings of a table by pattern, which provide the names of spaces.
 
     Returns:
-      The table.
+      What the networks have in common. Its table holds for configurations that differ in sizes
+      and in the number of layers.
 
     Raises:
-      ValueError: If the network of the configuration itself, with two layers, cannot be built, or
-        layers differ.
+      ValueError: If the network of the configuration itself, with two layers, cannot be built.
     """
-    flat = dict(_flat(config))
-    counts = [k for k, n in flat.items() if _LAYERS.fullmatch(k) and _is_count(n)]
+    flat = dict(entries_of(config))
+    counts = [k for k, n in flat.items() if _LAYERS.fullmatch(k) and is_count(n)]
     # Lists with an entry for each layer use the defaults, which fit any number of layers.
     depths = {flat[key] for key in counts}
     small: Config = {
@@ -124,53 +110,46 @@ def table_by_probing(
     entries = {
         k: n
         for k, n in flat.items()
-        if _is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
+        if is_count(n) and k not in counts and not _OTHERS.fullmatch(k)
         if only is None or k in only or k.rpartition(".")[2] in ENDS
     }
     configs, networks = _resized(small, base, entries, probe)
-    either = f"{{{','.join(prefixes)},}}" if prefixes else ""
-    known = {
-        p.replace(either, prefixes[0]) if prefixes else p: text for p, text in (names or {}).items()
-    }
-    made = _Maker(base, layers, deep, configs, networks, entries, known)
+    made = Probed(base, layers, deep, configs, networks, entries, names or {})
     if loose:
-        default = resolve({k: v for k, v in config.items() if k != TIE}) if resolve else {}
-        made.untie(loose, default.get(TIE) is True)
+        made.untie(loose)
     made.instead = instead
-    if vary:
-        _varied(made, small, probe)
-    table = made.table(resolve)
-    return _prefixed(table, prefixes[0], either) if prefixes else table
+    return made
 
 
-def _prefixed(table: Table, prefix: str, instead: str) -> Table:
-    """The table with patterns that match names with or without a prefix."""
+def table_by_probing(config: Config, probe: Probe) -> Table:
+    """Finds the table of an architecture from the networks that its class makes.
 
-    def either(pattern: str) -> str:
-        own = pattern.startswith(prefix)
-        return f"{instead}{pattern[len(prefix) :]}" if own else pattern
+    It holds for configurations that differ in sizes and in the number of layers.
 
-    return table._replace(
-        axes={either(p): text for p, text in table.axes.items()},
-        tied={either(p): text for p, text in table.tied.items()},
-        scales={either(p): own for p, own in table.scales.items()},
-        folds={either(p): tuple(map(either, own)) for p, own in table.folds.items()},
-        layers={key: either(p) for key, p in table.layers.items()},
-        optional=tuple(map(either, table.optional)),
-        single=tuple(map(either, table.single)),
-    )
+    Args:
+      config: A configuration of the architecture.
+      probe: Infers the network of a configuration; raises ValueError if that is impossible.
+
+    Returns:
+      The table.
+
+    Raises:
+      ValueError: If the network of the configuration itself, with two layers, cannot be built, or
+        layers differ.
+    """
+    return probed(config, probe).table()
 
 
-def _flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def entries_of(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """The entries of a configuration by dotted key."""
     for key, value in config.items():
         if isinstance(value, Mapping) and (key.endswith("_config") or key == "rope_parameters"):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from entries_of(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
@@ -242,7 +221,7 @@ def _resized(
     return configs, networks
 
 
-class _Maker:
+class Probed:
     """Collects the common properties of networks, and makes the table."""
 
     def __init__(
@@ -274,7 +253,6 @@ class _Maker:
         self.once = {name: sizes[0] for name, sizes in self.sizes.items()}
         self.optional: set[str] = set()
         self.tied: Axes = {}
-        self.ties = False
         self.head: tuple[str, ...] = ()
         self.readers = dict(base.multiples.readers) if base.multiples else {}
         self.overrides: dict[str, dict[str, dict[str, str]]] = {}
@@ -383,12 +361,12 @@ class _Maker:
                 self.axes[path] = _renamed(own, renaming)
         return renaming
 
-    def untie(self, network: Network, by_default: bool) -> None:
+    def untie(self, network: Network) -> None:
         """Adds the network with a separate head."""
         tied = {p: own for p, own in self.axes.items() if any(f.tied for a in own for f in a)}
         if self.add(network, joins=True) is None:
             raise ValueError("a tied head changes the axes of other tensors")
-        self.tied, self.ties = tied, by_default
+        self.tied = tied
         # A gain is not multiplied into the table of the embeddings.
         self.readers = dict(network.multiples.readers) if network.multiples else {}
         self.head = tuple(path for path in network.shapes if path not in self.base.shapes)
@@ -400,30 +378,6 @@ class _Maker:
                 for axis, n in ended
             )
         self.optional |= {*self.head}
-
-    def vary(self, key: str, value: Any, old: Any, network: Network) -> None:
-        """Adds a network with another value of an entry."""
-        renaming = self.add(network)
-        if renaming is None:
-            # The symmetries that all activations have belong to this one, too.
-            if value != "relu":
-                self.holds[key] = (old,)
-            return
-        self.optional |= self.base.shapes.keys() ^ network.shapes.keys()
-        words = {
-            renaming[space.name]: space.nonlinearity
-            for space in network.spec.spaces
-            if self.words[renaming[space.name]] != space.nonlinearity
-        }
-        if not words:
-            return
-        if value == _ANY:
-            # Results for an activation without symmetries hold for activations that are not tried.
-            own = {name: self.words[name] for name in words}
-            self.overrides.setdefault(key, {})[str(old)] = own
-            self.words |= words
-        else:
-            self.overrides.setdefault(key, {})[str(value)] = words
 
     def opened(self, path: str) -> str:
         """A path with {i} for the number of its layer."""
@@ -447,7 +401,7 @@ class _Maker:
             layer = path[: len(path) - len(pattern) + at + len("{e}")]
         return pattern, layer
 
-    def table(self, resolve: Callable[[Config], Config] | None) -> Table:
+    def table(self) -> Table:
         """Makes the table."""
         places: dict[str, list[Place]] = {}
         for path, own in self.axes.items():
@@ -479,7 +433,7 @@ class _Maker:
         }
         sizes = {}
         for name, own in self.sizes.items():
-            text = self._stated(own) if name in called else ""
+            text = self.stated(own) if name in called else ""
             # If a space has an axis to itself, its shape is the size, and `settings` has its entry.
             if text and (" " in text or called[name] not in alone):
                 sizes[called[name]] = text
@@ -501,9 +455,6 @@ class _Maker:
             for name in dict.fromkeys(called[space] for space in spaces):
                 settings += ((key, name),)
                 sizes[name] = " | ".join(filter(None, (key, sizes.get(name, ""))))
-        defaults: dict[str, Any] = {}
-        if resolve is not None:
-            sizes = self._absent(sizes, resolve, defaults)
         words: dict[str, str] = {}
         for name, own in self.words.items():
             # The base's layers decide: others may have been seen under only one activation.
@@ -539,7 +490,6 @@ class _Maker:
             tied={
                 self.opened(p): format_axes(_renamed(own, called)) for p, own in self.tied.items()
             },
-            ties=self.ties,
             head=self.head,
             words={
                 key: {
@@ -548,12 +498,11 @@ class _Maker:
                 }
                 for key, values in self.overrides.items()
             },
-            defaults=defaults,
             holds=self.holds,
         )
         return made
 
-    def _stated(self, sizes: Sequence[int]) -> str:
+    def stated(self, sizes: Sequence[int]) -> str:
         """The rule that computes sizes from the configurations; "" without one."""
         if len(set(sizes)) == 1:
             return str(sizes[0])
@@ -570,61 +519,6 @@ class _Maker:
                 over = f" / {ratio.denominator}" if ratio.denominator > 1 else ""
                 return f"{times}{a}{f' / {b}' if b else ''}{over}"
         return ""
-
-    def _absent(
-        self, sizes: Mapping[str, str], resolve: Callable[[Config], Config], into: dict[str, Any]
-    ) -> dict[str, str]:
-        """Adds sizes for configurations that lack an entry, and its default to `into`."""
-        keys = {
-            key for text in sizes.values() for key in re.split(r" [*/] ", text) if not key.isdigit()
-        }
-        instead: dict[str, str] = {}
-        for key in sorted(keys):
-            values = []
-            for config in self.configs:
-                without = {k: v for k, v in config.items() if k != key}
-                try:
-                    values.append(look(resolve(without), key))
-                except ValueError:
-                    break
-            if len(values) < len(self.configs) or not all(map(_is_count, values)):
-                continue
-            if len(set(values)) == 1:
-                into[key] = values[0]
-            elif text := self._stated(values):
-                instead[key] = text
-        out = {}
-        for name, text in sizes.items():
-            choices = [text]
-            for key, other in instead.items():
-                parts = text.split(" ")
-                if key in parts and (text == key or " " not in other):
-                    choices.append(" ".join(other if p == key else p for p in parts))
-                elif parts[:1] == [key]:
-                    choices.append(" ".join([other, *parts[1:]]))
-            out[name] = " | ".join(dict.fromkeys(choices))
-        return out
-
-
-def _varied(made: _Maker, small: Config, probe: Probe) -> None:
-    """Varies the entries that are not sizes: booleans, activations, and real numbers."""
-    # Activations come last: the others are compared with the unchanged network.
-    for key, value in sorted(_flat(small), key=lambda item: bool(_ACTIVATIONS.fullmatch(item[0]))):
-        if key == TIE or _TRAINING.fullmatch(key):
-            continue
-        others: list[Any] = []
-        if isinstance(value, bool):
-            others = [not value]
-        elif isinstance(value, str) and _ACTIVATIONS.fullmatch(key):
-            others = [name for name in (_ANY, "relu") if name != value]
-        elif isinstance(value, float) and ("rotary" in key or not _SCALES.fullmatch(key)):
-            others = [value / 2 if value else 0.5]
-        for other in others:
-            try:
-                network = probe(put(small, key, other))
-            except ValueError:
-                continue
-            made.vary(key, other, value, network)
 
 
 def _pattern(axes: tuple[Axis, ...], loose: bool) -> list[list[Factor]]:
@@ -658,3 +552,8 @@ def _products(
                 if tuple(products) == tuple(values) and names not in found:
                     found.append(names)
     return found
+
+
+def both(first: str, second: str) -> str:
+    """Combines two statements about the nonlinearity of a space."""
+    return " ".join(dict.fromkeys([*first.split(), *second.split()]))

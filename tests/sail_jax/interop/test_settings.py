@@ -11,7 +11,7 @@ from sail_jax import growth, spec_of
 from sail_jax.architectures.files import written
 from sail_jax.basis.axes import parse_axes
 from sail_jax.basis.spaces import Leaf, Space, Spec
-from sail_jax.interop.settings import Network, table_by_probing
+from sail_jax.interop.settings import Network, probed, table_by_probing
 
 CONFIG = {
     "num_layers": 3, "width": 8, "heads": 4, "kv_heads": 2, "inner": 12, "vocab_size": 11,
@@ -123,28 +123,12 @@ def test_sizes_in_proportion_to_entries_are_found():
         found = Spec(tuple(Leaf(path, parse_axes(text)) for path, text in rules.items()), spaces)
         return Network(found, {leaf.path: found.shape(leaf.path) for leaf in found.leaves})
 
-    table = table_by_probing({"width": 16, "heads": 2}, made, names=rules)
+    table = probed({"width": 16, "heads": 2}, made, names=rules).table()
     assert table.rules({"width": 48, "heads": 3}).sizes == {
         "head": 3, "turn": 4, "rest": 12, "seven": 7, "hidden": 192,
     }  # fmt: skip
     with pytest.raises(ValueError, match="4 does not divide 10"):
         table.rules({"width": 10, "heads": 1})
-
-
-def test_a_size_that_only_an_optional_tensor_shows_is_stated():
-    rules = {"q": "resid* (head unit)", "o": "(head* unit*) resid", "scale": "head"}
-
-    def made(config):
-        axes = rules if config["scaled"] else {k: rules[k] for k in ("q", "o")}
-        sizes = {"resid": config["width"], "head": config["heads"], "unit": 3}
-        spaces = tuple(Space(name, n, "linear") for name, n in sizes.items())
-        found = Spec(tuple(Leaf(path, parse_axes(text)) for path, text in axes.items()), spaces)
-        return Network(found, {leaf.path: found.shape(leaf.path) for leaf in found.leaves})
-
-    config = {"width": 5, "heads": 2, "scaled": False}
-    table = table_by_probing(config, made, vary=True, names=rules)
-    assert table.optional == ("scale",)
-    assert table.sizes == {"head": "heads", "unit": "3"}
 
 
 @pytest.mark.slow
@@ -185,52 +169,3 @@ def test_layers_that_differ_are_refused():
 
     with pytest.raises(ValueError, match=r"the layers of 'blocks\.\{i\}"):
         table_by_probing(CONFIG, other)
-
-
-def varied(config):
-    """A network with a bias or none, a fused matrix or two, and one of several activations."""
-    width, inner = config["width"], config["inner"]
-    shapes = {"embed": (config["vocab_size"], width), "down": (inner, width)}
-    if config["fused"]:
-        shapes["up"] = (width, inner)
-    else:
-        shapes |= {"up": (width, 2 * inner)}
-    if config["biased"]:
-        shapes["bias"] = (inner,)
-    shapes["out"] = (config["vocab_size"], width)
-    act = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "tanh": jnp.tanh}[config["hidden_act"]]
-
-    def apply(p, tokens):
-        x = p["embed"][tokens] * config["width"] ** 0.5
-        h = x @ p["up"]
-        if not config["fused"]:
-            h, gate = jnp.split(h, 2, -1)
-            h = h * jax.nn.sigmoid(gate)
-        h = act(h + p["bias"] if config["biased"] else h)
-        return (x + h @ p["down"]) @ p["out"].T
-
-    like = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
-    found = spec_of(apply, like, TOKENS)
-    return Network(found.spec, shapes, found.multiples)
-
-
-def test_entries_that_state_no_size_are_varied():
-    config = {
-        "width": 6, "inner": 10, "vocab_size": 11, "fused": True, "biased": False,
-        "hidden_act": "relu",
-    }  # fmt: skip
-    table = table_by_probing(config, varied, vary=True)
-    assert table.optional == ("bias",)  # a network with it has the axes of one without
-    assert table.axes["bias"] == table.axes["up"].split()[1]
-    assert table.holds == {"fused": (True,)}  # the other matrix has two parts
-    hidden = table.axes["bias"]
-    assert table.spaces[hidden] == "elementwise"
-    assert table.words == {"hidden_act": {"relu": {hidden: "relu"}}}
-    assert table.rules(config).spaces[hidden] == "relu"
-    assert table.rules(config | {"hidden_act": "an activation that is new"}).spaces[hidden] == (
-        "elementwise"
-    )
-    with pytest.raises(ValueError, match=r"'fused' is False, .* holds for True"):
-        table.rules(config | {"fused": False})
-    (scaled,) = table.scales.items()
-    assert scaled == ("embed", (table.axes["embed"].split()[1], 0.5))

@@ -4,13 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from sail_jax.architectures.files import Table
-
-ENDS = {
-    "vocab_size": "vocab", "max_position_embeddings": "position", "n_positions": "position",
-    "type_vocab_size": "segment", "num_channels": "channel",
-    "relative_attention_num_buckets": "bucket", "pooler_output_size": "pooled",
-}  # fmt: skip
-"""Entries for the sizes of inputs and outputs, with the names of their axes in tables."""
+from sail_jax.interop.settings import ENDS, both
 
 # These axes are states that a network hands out, and they may be given another size.
 _STATES = {"pooled"}
@@ -100,8 +94,3 @@ def _ended_as(table: Table, other: Table) -> Table:
 def _spaces(texts: Iterable[str]) -> set[str]:
     words = {word for text in texts for word in re.findall(r"[\w./:{}-]+", text)}
     return words - {"_", "diag"}
-
-
-def both(first: str, second: str) -> str:
-    """Combines two statements about the nonlinearity of a space."""
-    return " ".join(dict.fromkeys([*first.split(), *second.split()]))
