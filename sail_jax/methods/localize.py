@@ -109,7 +109,7 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
     ([3.0, -2.0], [4.0, 0.0])
     """
     parts = _localized(reduce(kernel(_emr)), models, base)
-    norms = [part["norms"] for part in parts.leaves]
+    norms = [part["norms"] for part in parts.leaves if "norms" in part]
     scales = functools.reduce(add_norms, norms).ratio if norms else jnp.ones(len(models))
     return Localized(parts.tree("shared"), parts.tree("mask"), scales)
 
@@ -149,8 +149,14 @@ def _localized(
 ) -> _Parts:
     """Applies a transform and a reduction to the task vectors of the models."""
     vectors = transform(task_vectors(models, base, weights))
-    treedef = jax.tree.structure(vectors.delta)
-    return _Parts(treedef, treedef.flatten_up_to(reduction(vectors)))
+    deltas, treedef = jax.tree.flatten(vectors.delta)
+    found = treedef.flatten_up_to(reduction(vectors))
+    # A reduction is not applied to leaves without entries.
+    parts = [
+        part if delta.size else {"shared": part, "mask": jnp.zeros(delta.shape, bool)}
+        for part, delta in zip(found, deltas, strict=True)
+    ]
+    return _Parts(treedef, parts)
 
 
 @in_float64("models", "base")

@@ -1,11 +1,13 @@
 """What tests of merges share: how a method is made, and tensors in memory read like files."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from sail_jax import methods
 from sail_jax.checkpoint.executor import Limits, execute
 from sail_jax.merging import work
+from sail_jax.trees import leaf_paths
 
 KEY = jax.random.key(5)
 NAMES = [name for name in methods.METHODS if name not in ("fisher", "regmean")]
@@ -31,6 +33,28 @@ def make(name, **options):
     if "key" in methods.options_of(name):
         options.setdefault("key", KEY)
     return methods.get(name)(**options)
+
+
+def tree(seed, dtype=jnp.float32, full=False):
+    """Two matrices, a vector and integers; if full, also leaves of rank 0 and 3, thin and empty."""
+    shapes = {"embed": (6, 8), "kernel": (6, 8), "bias": (8,)}
+    if full:
+        shapes |= {"gain": (), "thin": (3, 1), "conv": (2, 3, 8), "empty": (0, 3)}
+    random = np.random.default_rng(seed)
+    leaves = {name: jnp.asarray(random.normal(size=s), dtype) for name, s in shapes.items()}
+    return {"embed": leaves.pop("embed"), "block": leaves, "steps": jnp.arange(3)}
+
+
+def problem(count=3, dtype=jnp.float32, full=False):
+    """Models, and their base."""
+    return [tree(1 + k, dtype, full) for k in range(count)], tree(0, dtype, full)
+
+
+def flat(merged):
+    """path -> NumPy array, without the integer leaf."""
+    named = dict(zip(leaf_paths(merged), map(np.asarray, jax.tree.leaves(merged)), strict=True))
+    named.pop("steps", None)
+    return named
 
 
 def as_many(merge, models):

@@ -85,7 +85,7 @@ def moved(base, update, scale):
     return {p: base[p].astype(float) + scale * update[p] for p in base}
 
 
-def trajectory(models, base, weights, masks, shape):
+def trajectory(models, base, weights, key, shape):
     """Each weight is what the decay loses from a checkpoint to the next, times the model's own."""
     decayed = {"1-square": lambda x: 1 - x**2}[shape]
     n, w = len(models), weighing(weights, len(models), False)
@@ -97,12 +97,12 @@ def trajectory(models, base, weights, masks, shape):
     }
 
 
-def linear(models, base, weights, masks, normalize=True):
+def linear(models, base, weights, key, normalize=True):
     w = weighing(weights, len(models), normalize)
     return {p: sum(wk * m[p].astype(float) for wk, m in zip(w, models, strict=True)) for p in base}
 
 
-def task_arithmetic(models, base, weights, masks, scale=1.0, normalize=False):
+def task_arithmetic(models, base, weights, key, scale=1.0, normalize=False):
     w = weighing(weights, len(models), normalize)
     vectors = deltas(models, base)
     update = {p: sum(wk * v[p] for wk, v in zip(w, vectors, strict=True)) for p in base}
@@ -110,7 +110,7 @@ def task_arithmetic(models, base, weights, masks, scale=1.0, normalize=False):
 
 
 def ties(
-    models, base, weights, masks, density=0.2, scope="tree", elect_by="mass", tie="none",
+    models, base, weights, key, density=0.2, scope="tree", elect_by="mass", tie="none",
     normalize=True, scale=1.0,
 ):  # fmt: skip
     w = weighing(weights, len(models), normalize)
@@ -118,26 +118,27 @@ def ties(
     return moved(base, agreed(vectors, w, elect_by, tie, normalize), scale)
 
 
-def dropped(models, base, masks, density):
+def dropped(models, base, key, density):
+    kept = masks(key, base, density, len(models))
     return [
         {p: np.where(mask[p], d[p] / density, 0.0) for p in base}
-        for d, mask in zip(deltas(models, base), masks, strict=True)
+        for d, mask in zip(deltas(models, base), kept, strict=True)
     ]
 
 
-def dare_linear(models, base, weights, masks, density=0.5, normalize=False, scale=1.0):
+def dare_linear(models, base, weights, key, density=0.5, normalize=False, scale=1.0):
     w = weighing(weights, len(models), normalize)
-    vectors = dropped(models, base, masks, density)
+    vectors = dropped(models, base, key, density)
     update = {p: sum(wk * v[p] for wk, v in zip(w, vectors, strict=True)) for p in base}
     return moved(base, update, scale)
 
 
 def dare_ties(
-    models, base, weights, masks, density=0.5, elect_by="mass", tie="none", normalize=True,
+    models, base, weights, key, density=0.5, elect_by="mass", tie="none", normalize=True,
     scale=1.0,
 ):  # fmt: skip
     w = weighing(weights, len(models), normalize)
-    vectors = dropped(models, base, masks, density)
+    vectors = dropped(models, base, key, density)
     return moved(base, agreed(vectors, w, elect_by, tie, normalize), scale)
 
 

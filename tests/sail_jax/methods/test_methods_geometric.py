@@ -10,10 +10,10 @@ import merge_cases
 import numpy as np
 import pytest
 from cells import of_law, slow
+from merge_cases import flat
 
 from sail_jax import methods
 from sail_jax.merging.arithmetic import gram
-from sail_jax.trees import leaf_paths
 
 EPS = float(jnp.finfo(jnp.float32).eps)
 WEIGHTS = [0.5, 1.0, 2.5]
@@ -96,12 +96,6 @@ def call(label, models=None, base=None, weights=WEIGHTS):
     base = problem_base if base is None else base
     weights = WEIGHTS[: len(models)] if weights is WEIGHTS else weights
     return methods.get(name)(**options)(models, base if with_base else None, weights=weights)
-
-
-def flat(merged):
-    named = dict(zip(leaf_paths(merged), map(np.asarray, jax.tree.leaves(merged)), strict=True))
-    named.pop("steps", None)
-    return named
 
 
 def assert_close(got, want, ulps, size=1.0):
