@@ -764,6 +764,15 @@ def test_localized_models_of_degenerate_inputs(build):
         build(models, base).model(base, 3)
 
 
+@pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
+def test_a_leaf_without_entries_has_a_mask_for_each_model(build):
+    models = [{"w": jnp.full(2, 1.0 + k), "empty": jnp.zeros((0, 3))} for k in range(2)]
+    base = jax.tree.map(jnp.zeros_like, models[0])
+    merged = build(models, base)
+    assert merged.masks["empty"].shape == (2, 0, 3)
+    assert merged.model(base, 1)["empty"].shape == (0, 3)
+
+
 def test_emr_scales_survive_huge_and_tiny_deltas():
     models, base = [leaf(1e30, -2e30), leaf(3e30, 1e30)], leaf(0.0)
     small = [jax.tree.map(lambda x: x * 1e-25 * 1e-25, m) for m in models]

@@ -467,18 +467,6 @@ def test_huge_values_in_half_precision(label):
     np.testing.assert_allclose(got.astype(float), factor * 1e30, rtol=2.0**-7)
 
 
-@each_subject
-def test_refuses_by_name(label):
-    count = SUBJECTS[label][2]
-    good = {"w": jnp.ones(4), "n": jnp.arange(2)}
-    for change, message in (
-        ({"w": jnp.full(4, jnp.nan)}, "leaf 'w': expected finite"),
-        ({"w": jnp.ones(3)}, r"leaf 'w': expected shape \(4,\), got \(3,\)"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call(label, [good] * (count - 1) + [good | change], good)
-
-
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
