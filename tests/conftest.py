@@ -56,6 +56,15 @@ def share(text):
     return int(first), int(count)
 
 
+@pytest.fixture
+def float64():
+    """Numbers of 64 bits, for the modules that mark their tests with it."""
+    import jax
+
+    with jax.enable_x64(True):
+        yield
+
+
 @pytest.fixture(scope="session", autouse=True)
 def shared_between_workers(tmp_path_factory):
     """Where `tiny_runs` keeps what the workers of this session have computed."""

@@ -20,10 +20,7 @@ SLOW = pytest.mark.slow
 close = partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def z_score(draws, mean):

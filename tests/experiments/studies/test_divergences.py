@@ -16,10 +16,7 @@ from theory.deep_linear import divergence_claims, divergences
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 E1, E2 = np.eye(4)[:2]

@@ -628,45 +628,37 @@ def test_documents(name, tried):
     tried(name, _document(name), 20)
 
 
-def _every_recipe(folder, monkeypatch):
-    """What parses, alone: no file is opened."""
-    recipes = [EVERY_KEY, SLICES, STEPS, *map(_recipe_of, mergekit.names())]
-    for recipe in recipes:
-        parse(json.dumps(recipe))
+def _parsed(text):
+    """What parses, alone: no file is opened. `text` makes a recipe of mutations."""
 
     def attempt(mutations):
-        text = mutations.json_of(mutations.one(recipes))
-        text = mutations.bytes_of(YAML.encode()) if mutations.often(0.2) else text
         try:
-            parse(text)
+            parse(text(mutations))
         except RecipeError as error:
             refused(error)
             return False
         return True
 
-    return attempt
+    return lambda folder, monkeypatch: attempt
 
 
 @pytest.mark.slow
 def test_recipes_of_every_method(tried):
-    tried("recipes", _every_recipe, 500)
+    recipes = [EVERY_KEY, SLICES, STEPS, *map(_recipe_of, mergekit.names())]
+    for recipe in recipes:
+        parse(json.dumps(recipe))
 
+    def text(mutations):
+        changed = mutations.json_of(mutations.one(recipes))
+        return mutations.bytes_of(YAML.encode()) if mutations.often(0.2) else changed
 
-def _recipe_texts(folder, monkeypatch):
-    def attempt(mutations):
-        try:
-            parse(hostile_files.recipe_text(mutations, (EVERY_KEY, SLICES, STEPS)))
-        except RecipeError as error:
-            refused(error)
-            return False
-        return True
-
-    return attempt
+    tried("recipes", _parsed(text), 500)
 
 
 @pytest.mark.slow
 def test_recipes_as_text(tried):
-    tried("recipe texts", _recipe_texts, 20)
+    text = functools.partial(hostile_files.recipe_text, trees=(EVERY_KEY, SLICES, STEPS))
+    tried("recipe texts", _parsed(text), 20)
 
 
 COMMAND_LINES = {

@@ -131,16 +131,6 @@ def test_defined_or_refused(name, compat, case):
     np.testing.assert_array_equal(got["flag"], [True, False])
 
 
-@merge_cases.each_method(
-    [n for n in merge_cases.NAMES if n != "passthrough"], slow=merge_cases.NAMES
-)
-def test_models_equal_to_the_base_change_nothing(name):
-    """Up to 8 ulp of values below 4 in methods that divide by lengths; `scale`s are those of 1."""
-    got = outcome(name, [BASE] * 3, BASE, None)
-    for leaf, x in BASE.items():
-        np.testing.assert_allclose(got[leaf], x, rtol=0, atol=8 * 2.0**-23 * 4)
-
-
 @pytest.mark.slow
 @merge_cases.each_method(
     [n for n in merge_cases.NAMES if {"density", "compat"} <= methods.options_of(n).keys()],

@@ -28,10 +28,7 @@ EPS32 = float(np.finfo(np.float32).eps)
 close = partial(np.testing.assert_allclose, rtol=0, atol=ROUNDING)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 class Host:

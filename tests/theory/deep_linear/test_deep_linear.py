@@ -17,10 +17,7 @@ from theory.deep_linear import flow, networks, risks
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null that both sides have one mean
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def slow(*cases):

@@ -16,10 +16,7 @@ from theory.deep_linear import advice, covariance, distributions, subspace
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 CASES = [(1, 3, 0.5), (26, 20, 1.0), (10, 20, 1.0), (19, 20, 0.2), (20, 20, 0.3), (10, 20, 0.0)]

@@ -20,10 +20,7 @@ from theory.deep_linear import advice, covariance, penalised, penalised_claims, 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def minimiser(x, y, penalties=0.0, start=0.0):

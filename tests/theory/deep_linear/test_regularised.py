@@ -1,6 +1,5 @@
 """Exact means of Wishart matrices, and what follows from them for a learner who regularises."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -8,11 +7,7 @@ import pytest
 from theory import deep_linear as dl
 from theory.deep_linear import penalised, regularised, risks, wishart
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 1), (3, 5), (6, 4), (7, 7), (40, 41), (90, 60)])

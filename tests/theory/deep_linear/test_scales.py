@@ -3,7 +3,6 @@
 The ledger has the simulations: networks that train, averages over data sets and linear programs.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,10 +13,7 @@ from theory.deep_linear import diagonal, overlaps, risks, scales
 P, Q = np.array([0.02, 0.5, 0.9, 4.0]), np.array([0.9, 0.5, 0.3, 0.1])
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,7 @@ TASKS = RNG.normal(size=(4, D)) / sqrt(D)
 INPUTS = (lambda a: a @ a.T / D + 0.1 * np.eye(D))(RNG.normal(size=(D, D)))
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def fits():

@@ -31,10 +31,7 @@ WEIGHTS = {
 close = partial(np.testing.assert_allclose, rtol=0, atol=ROUNDING)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def models(k, sizes, seed=0):

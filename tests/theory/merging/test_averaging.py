@@ -20,10 +20,7 @@ FAR = NoisyQuadratic(1.0, rate=0.1, noise=1.0, spacing=7, mean=3.0)
 UNIFORM = np.full(13, 1 / 13)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def unrolled(problem, rates, after):

@@ -28,10 +28,7 @@ ROUNDING = 1e-10
 close = partial(np.testing.assert_allclose, rtol=ROUNDING, atol=ROUNDING)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_chi_square_of_two_tasks_by_hand():

@@ -17,10 +17,7 @@ Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 EPS = np.finfo(np.float64).eps
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def pair(phi, norm_w=1.0, norm_v=1.0):

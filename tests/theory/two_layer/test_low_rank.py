@@ -3,7 +3,6 @@
 The ledger compares the closed forms with training; these tests compare them with one another.
 """
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,10 +15,7 @@ PRE, FT = np.array([2.0, 1.5, 0.6, 0.3]), np.array([3.2, 0.4, 2.45, 1.3])
 LOSSES = "degradations", "pretraining_losses", "fine_tuning_losses"
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def test_a_balanced_start_is_a_sigmoid():

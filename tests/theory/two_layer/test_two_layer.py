@@ -16,10 +16,7 @@ from theory.two_layer import modes, networks
 TIMES = np.array([0.1, 1.0, 5.0, 15.0, 30.0, 80.0, 300.0, 1000.0])
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def balanced(rng, o, h, i, balance, rank) -> tl.Layers:

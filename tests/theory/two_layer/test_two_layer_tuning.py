@@ -15,10 +15,7 @@ RAISED = np.array([5.0, 3.2, 2.5, 1.5])  # ratios 2.5, 2.7, 4.2, 5
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def rotations(d=4, seed=0):
