@@ -3,8 +3,10 @@
 mergekit-yaml and sail-jax merge read the same recipe on small random Llamas, and the written
 weights are compared. Both compute in float32. Each weight is a sum of a few products, or a rotation
 with an angle that is a sum over the tensor. The tolerance is sixteen roundings of the largest
-weight. If a method is random, the two programs have different draws, and only the presence of the
-tensors is compared. The last column has the notes of sail-jax.
+weight. If a method is random, the two programs have different draws. Then the differences are
+paired z-scores over all entries: of the share of changed entries, and of the mean, the mean
+magnitude and the mean square of the changes. Their tolerance is 4. The last column has the notes of
+sail-jax.
 """
 
 import importlib.util
@@ -114,8 +116,40 @@ RECIPES = {
     "parameters: {eps: 0.3, normalize_weights: false}",
     "a base that is not listed, linear": "merge_method: linear\nbase_model: BASE\n"
     f"{PLAIN}\nparameters: {{weight: 1}}",
+    "a negative weight, linear": "merge_method: linear\n"
+    "models: [{model: A, parameters: {weight: 1.5}}, {model: B, parameters: {weight: -0.8}}]",
+    "normalize, task_arithmetic": "merge_method: task_arithmetic\nbase_model: BASE\n"
+    "models: [{model: A, parameters: {weight: 1}}, {model: B, parameters: {weight: -0.4}}]\n"
+    "parameters: {normalize: true}",
+    "density below one entry, ties": f"merge_method: ties\nbase_model: BASE\n{WEIGHTED}\n"
+    "parameters: {density: 0.001}",
+    "sce of all entries": f"merge_method: sce\nbase_model: BASE\n{PLAIN}",
+    "nuslerp of models": f"merge_method: nuslerp\n{WEIGHTED}",
+    "nuslerp of columns": f"merge_method: nuslerp\nbase_model: BASE\n{WEIGHTED}\n"
+    "parameters: {nuslerp_flatten: false}",
+    "multislerp of models": f"merge_method: multislerp\n{WEIGHTED}",
+    "karcher of three": "merge_method: karcher\nmodels: [{model: BASE}, {model: A}, {model: B}]",
+    "filter_wise, model_stock": f"merge_method: model_stock\nbase_model: BASE\n{PLAIN}\n"
+    "parameters: {filter_wise: true}",
+    **{
+        name: f"merge_method: {name.split(',')[0]}\nbase_model: BASE\n{WEIGHTED}\n"
+        f"parameters: {{density: 0.5, {more}}}"
+        for name, more in {
+            "dare_linear": "normalize: false",
+            "dare_linear, no rescale": "rescale: false",
+            "dare_ties, normalize": "normalize: true",
+            "della": "epsilon: 0.2",
+            "della, no rescale": "epsilon: 0.2, rescale: false",
+        }.items()
+    },
 }  # fmt: skip
-RANDOM = {"the base's weight, dare_ties", "the base's weight, della_linear"}
+DRAWN = ("dare", "della")
+"""What the names of random methods contain, but for one recipe that draws no masks."""
+
+
+def draws(name: str) -> bool:
+    """Whether a recipe's method draws random masks."""
+    return "without masks" not in name and any(word in name for word in DRAWN)
 
 
 def written(folder: Path) -> Path:
@@ -153,16 +187,31 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return {name: x.double() for file in files for name, x in load_file(file).items()}
 
 
-def compared(ours: Path, theirs: Path, said: str, random: bool = False) -> Outcome:
-    """Compares the weights of two folders."""
+def compared(ours: Path, theirs: Path, said: str, base: Path | None = None) -> Outcome:
+    """Compares the weights of two folders; with the base of a random method, their changes."""
     got, want = weights(ours), weights(theirs)
     shapes = [{name: x.shape for name, x in side.items()} for side in (got, want)]
     assert shapes[0] == shapes[1], f"other tensors: {shapes[0].items() ^ shapes[1].items()}"
+    notes = re.findall(r"^note: (.*has no effect.*)$", said.replace(str(ours.parent), ""), re.M)
+    said = "; ".join(["random: z-scores"] * (base is not None) + notes).replace("/", "")
+    if base is not None:
+        start = weights(base)
+        changes = [torch.cat([(x[n] - start[n]).ravel() for n in start]) for x in (got, want)]
+        return Outcome(max(map(abs, scores(*changes))), 1, 4, said)
     scale = max(float(x.abs().max()) for x in want.values())
     apart = max(float((got[name] - want[name]).abs().max()) for name in want)
-    notes = re.findall(r"^note: (.*has no effect.*)$", said.replace(str(ours.parent), ""), re.M)
-    said = "; ".join(["random: not compared"] * random + notes).replace("/", "")
-    return Outcome(0.0 if random else apart, scale, 16 * EPS * scale, said)
+    return Outcome(apart, scale, 16 * EPS * scale, said)
+
+
+def scores(a: torch.Tensor, b: torch.Tensor) -> list[float]:
+    """Paired z-scores of changes that two programs drew.
+
+    If both draw their masks independently from one distribution, each entry's pair of values is
+    exchangeable, and the scores are nearly standard normal.
+    """
+    looks = (lambda x: (x != 0).double(), lambda x: x, torch.abs, torch.square)
+    apart = [look(a) - look(b) for look in looks]
+    return [float(d.mean() / d.std() * len(d) ** 0.5) if d.any() else 0.0 for d in apart]
 
 
 def merged(name: str, folder: Path) -> Outcome:
@@ -175,7 +224,8 @@ def merged(name: str, folder: Path) -> Outcome:
     cache = ("--lora-merge-cache", folder / "cache")
     run(mergekit_yaml, recipe, folder / "theirs", "--quiet", *cache)
     said = sail_jax("merge", recipe, folder / "ours", "--quiet")
-    return compared(folder / "ours", folder / "theirs", said, name in RANDOM)
+    base = folder / "BASE" if draws(name) else None
+    return compared(folder / "ours", folder / "theirs", said, base)
 
 
 DOCUMENTS = """\

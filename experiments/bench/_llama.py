@@ -32,7 +32,6 @@ class Llama:
       layers: The number of layers.
       vocabulary: The number of tokens.
       heads: The number of attention heads, which divides `hidden`.
-      added: The number of last tokens that were added to the vocabulary afterwards.
     """
 
     hidden: int
@@ -40,7 +39,6 @@ class Llama:
     layers: int
     vocabulary: int = 32_000
     heads: int = 8
-    added: int = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Lists the tensors of the network.
@@ -91,47 +89,41 @@ class Llama:
 
 def write(
     folders: Sequence[Path],
-    llamas: Llama | Sequence[Llama],
+    llama: Llama,
     *,
     seed: int = 0,
     dtype: str = "bfloat16",
-    delta: float = DELTA,
 ) -> None:
     """Writes a base into the first folder, and a model fine-tuned from it into each of the others.
 
     Entries of the base are normal; entries of norms have mean 1. The other models add independent
     normal numbers to the rounded base, a few of them much larger, and round again. Many entries
-    thus stay equal to the base's. Models may have different vocabularies; shared rows start from
-    one base. Each folder appears whole or not at all. The same arguments give the same bytes.
+    thus stay equal to the base's. Each folder appears whole or not at all. The same arguments give
+    the same bytes.
 
     Args:
       folders: The folders to write. Existing ones must be empty.
-      llamas: The sizes, of all models or of each.
+      llama: The sizes of all models.
       seed: Seed of the entries.
       dtype: "bfloat16" or "float32".
-      delta: The standard deviation of most of the differences from the base.
     """
-    if isinstance(llamas, Llama):
-        llamas = [llamas] * len(folders)
     parts = [folder.with_name(f".{folder.name}.part") for folder in folders]
     handles: list[int] = []
     try:
-        starts: list[dict[str, int]] = []
-        for part, llama in zip(parts, llamas, strict=True):
+        head, offsets = _header(llama, dtype)
+        for part in parts:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
-            head, offsets = _header(llama, dtype)
             handles.append(os.open(part / "model.safetensors", os.O_RDWR | os.O_CREAT, 0o644))
             os.pwrite(handles[-1], head, 0)
-            starts.append(offsets)
             _accompany(part, llama, dtype)
 
         def fill(job: tuple[str, int, int, int]) -> None:
             name, key, start, stop = job
-            _fill(name, (seed, key), start, stop, llamas, handles, starts, dtype, delta)
+            _fill(name, (seed, key), start, stop, handles, offsets[name], dtype)
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(fill, list(_jobs(llamas))):
+            for _ in pool.map(fill, list(_jobs(llama))):
                 pass
         for part, folder in zip(parts, folders, strict=True):
             os.replace(part, folder)
@@ -158,18 +150,15 @@ def _header(llama: Llama, dtype: str) -> tuple[bytes, dict[str, int]]:
     }
 
 
-def _jobs(llamas: Sequence[Llama]) -> Iterator[tuple[str, int, int, int]]:
-    """Yields the tensor, the number and the range of each chunk of the largest model."""
-    sizes: dict[str, int] = {}
-    for llama in llamas:
-        for name, shape in llama.shapes().items():
-            sizes[name] = max(sizes.get(name, 0), prod(shape))
+def _jobs(llama: Llama) -> Iterator[tuple[str, int, int, int]]:
+    """Yields the tensor, the number and the range of each chunk."""
+    sizes = {name: prod(shape) for name, shape in llama.shapes().items()}
     starts = ((name, i, size) for name, size in sizes.items() for i in range(0, size, CHUNK))
     for number, (name, start, size) in enumerate(starts):
         yield name, number, start, min(start + CHUNK, size)
 
 
-def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> None:
+def _fill(name, seed, start, stop, handles, offset, dtype) -> None:
     """Draws one chunk of a tensor, and writes it into the files of all models."""
     kind = DTYPES[dtype][1]
     rng = np.random.Generator(np.random.SFC64(seed))
@@ -177,34 +166,25 @@ def _fill(name, seed, start, stop, llamas, handles, starts, dtype, delta) -> Non
     if name.endswith("norm.weight"):
         base += 1
     base = base.astype(kind).astype(np.float32)
-    for model, (llama, handle, offsets) in enumerate(zip(llamas, handles, starts, strict=True)):
+    for model, handle in enumerate(handles):
         entries = base
-        # Drawn even for a model without this tensor or some of its rows: a model's entries must
-        # not depend on the sizes of earlier models.
         if model:
-            change = rng.standard_normal(stop - start, np.float32) * np.float32(delta)
+            change = rng.standard_normal(stop - start, np.float32) * np.float32(DELTA)
             change[rng.random(stop - start, np.float32) < TAIL] *= np.float32(HEAVY)
             entries = base + change
-        if name in offsets:
-            rest = max(min(stop, prod(llama.shapes()[name])) - start, 0)
-            data = entries[:rest].astype(kind)
-            os.pwrite(handle, data.view(np.uint8), offsets[name] + start * kind.itemsize)
+        os.pwrite(handle, entries.astype(kind).view(np.uint8), offset + start * kind.itemsize)
 
 
 def _accompany(folder: Path, llama: Llama, dtype: str) -> None:
     """Writes the config and the tokenizer."""
-    core = llama.vocabulary - llama.added
-    words = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(3, core))]
-    tokens = {i: (words[i], True) for i in range(3)}
-    tokens |= {i: (f"<extra {i}>", False) for i in range(core, llama.vocabulary)}
+    words = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(3, llama.vocabulary))]
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": i, "content": word, "special": special, **plain}
-            for i, (word, special) in tokens.items()
+            {"id": i, "content": word, "special": True, **plain} for i, word in enumerate(words[:3])
         ],
         "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"},

@@ -22,25 +22,6 @@ TUNED = {
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
 
-# Merges every recipe in one process: argv[1] is a JSON list of [recipe, output].
-_MANY = """
-import json, sys, traceback
-import yaml
-from mergekit.config import MergeConfiguration
-from mergekit.merge import run_merge
-from mergekit.options import MergeOptions
-failures = []
-for recipe, out in json.loads(sys.argv[1]):
-    try:
-        with open(recipe) as file:
-            config = MergeConfiguration.model_validate(yaml.safe_load(file))
-        run_merge(config, out, MergeOptions(random_seed=0, quiet=True))
-        failures.append("")
-    except Exception as exc:
-        failures.append(f"{type(exc).__name__}: {str(exc).splitlines()[0] if str(exc) else ''}")
-print("\\n" + json.dumps(failures))
-"""
-
 
 class Peer:
     """mergekit of one version, installed below a folder on first use.
@@ -77,22 +58,6 @@ class Peer:
             "print(json.dumps({p: v(p) for p in ('mergekit', 'torch', 'transformers')}))"
         )
         return json.loads(_call([str(self.binaries / "python"), "-c", code]))
-
-    def merge_all(self, jobs: Sequence[tuple[Path, Path]]) -> list[str]:
-        """Merges several recipes in one process.
-
-        Args:
-          jobs: Pairs of recipe and folder of the output.
-
-        Returns:
-          The reason of each failure; "" for merges that succeeded.
-
-        Raises:
-          StoreError: If the process itself fails.
-        """
-        listed = json.dumps([[str(recipe), str(out)] for recipe, out in jobs])
-        said = _call([str(self.binaries / "python"), "-c", _MANY, listed], OFFLINE)
-        return json.loads(said.strip().splitlines()[-1])
 
 
 def _call(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:

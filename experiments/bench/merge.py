@@ -4,8 +4,7 @@ Writes synthetic Llama-shaped checkpoints in bfloat16 (a base and three models f
 merges them with `sail-jax merge`, and prints wall time (including start-up and compilation) and
 peak resident memory. One ratio is to a program that only reads the inputs and writes one output.
 With --peer, another ratio is to mergekit on the same recipe. All programs take turns in one run,
-and the inputs are in the page cache. Other modes: --parity (compares numbers, not times), --caps
-and --device.
+and the inputs are in the page cache. Other modes: --caps and --device.
 """
 
 import argparse
@@ -56,13 +55,6 @@ def options(parser: Parser) -> None:
     )
     add("--peer-version", choices=["0.1.5", "0.1.4"], default="0.1.5", help="default: %(default)s")
     add("--peer-repeat", type=natural, default=3, help="timed runs of the peer")
-    add("--parity", action="store_true", help="compare numbers with mergekit's, method by method")
-    add(
-        "--cases",
-        default="",
-        metavar="TEXT",
-        help="for --parity: only cases with this text in their names",
-    )
     add("--caps", action="store_true", help="all methods under each --max-memory: is it exceeded?")
     add("--largest", default="1,16,64,128", help="for --caps: sizes of the largest tensor, in Mi")
     add("--resume", action="store_true", help="for --caps: measure only rows not yet in --dir")
@@ -77,7 +69,7 @@ def options(parser: Parser) -> None:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the benchmark in one of its modes, prints the results, and returns the record.
 
-    It is not `good` if a merge failed or, with --parity, differs.
+    It is not `good` if a merge failed.
     """
     if args.clean:
         shutil.rmtree(args.dir, ignore_errors=True)
@@ -105,17 +97,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         return _merge_caps.run(args.dir, ours, jobs, caps, entries, resume=args.resume)
     record: dict[str, Any] = {}
     peer = None
-    if args.peer or args.parity:
+    if args.peer:
         from experiments.bench._merge_peer import Peer
 
         say("mergekit: preparing its environment ...")
         peer = Peer(args.dir, args.peer_version)
         record["peer"] = peer.versions()
         print("peer: " + ", ".join(f"{k} {v}" for k, v in record["peer"].items()))
-    if args.parity and peer is not None:
-        from experiments.bench import _merge_parity
-
-        return {**record, **_merge_parity.run(args.dir / "parity", ours, peer, args.cases)}
     results = []
     for size in sizes:
         turns = _merge_speed.Turns(args.repeat, args.peer_repeat, args.peer, args.allocators)

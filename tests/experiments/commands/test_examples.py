@@ -9,8 +9,6 @@ import pytest
 import yaml
 
 from experiments.bench import _llama as llama
-from experiments.bench import _merge_parity as parity
-from experiments.bench._merge_cases import Case
 from experiments.data import example_checkpoints as examples
 from sail_jax import disk
 from sail_jax.checkpoint.formats.open import load_checkpoint
@@ -206,41 +204,6 @@ def test_synthetic_checkpoints_are_safetensors_of_the_stated_spread(tmp_path):
     assert np.var(delta) / llama.DELTA**2 == pytest.approx(heavy, rel=error)
     for one, other in zip(folders, again, strict=True):
         assert contents(one) == contents(other)
-
-
-def _case(**options):
-    parameters = {"weight": 1.0}
-    models = [{"model": name, "parameters": parameters} for name in ("a", "b")]
-    return Case({"merge_method": "ties", "base_model": "base", "models": models}, **options)
-
-
-def test_parity_tells_thresholds_from_errors():
-    rng = np.random.default_rng(0)
-    deltas = {name: rng.choice([1.0, 2.0, 4.0], 600).astype(np.float32) for name in ("a", "b")}
-    models = {"base": {"x": np.zeros(600, np.float32)}}
-    models |= {name: {"x": delta} for name, delta in deltas.items()}
-    case = _case(trim={"a": (0.5, 0.0), "b": (0.5, 0.0)})
-    close = parity.undecided(case, deltas)
-    assert 0 < close.sum() < close.size
-    theirs = {"x": rng.standard_normal(600).astype(np.float32)}
-    for at, agrees in ((np.flatnonzero(close)[0], True), (np.flatnonzero(~close)[0], False)):
-        ours = {"x": theirs["x"].copy()}
-        ours["x"][at] += 1
-        assert parity.compare(case, theirs, ours, models)["agrees"] is agrees
-    assert not parity.compare(case, theirs, {"y": theirs["x"]}, models)["agrees"]
-
-
-@pytest.mark.parametrize(("rate", "agrees"), [(0.5, True), (0.55, False)])
-def test_parity_of_random_methods_compares_distributions(rate, agrees):
-    rng = np.random.default_rng(1)
-    delta = rng.standard_normal(20_000).astype(np.float32)
-    models = {"base": {"x": np.zeros_like(delta)}}
-
-    def drawn(keep):
-        return {"x": np.where(rng.random(delta.size) < keep, delta / np.float32(keep), 0)}
-
-    case = _case(random=True)
-    assert parity.compare(case, drawn(0.5), drawn(rate), models)["agrees"] is agrees
 
 
 @pytest.mark.slow
