@@ -122,21 +122,7 @@ def probed(
 
 
 def table_by_probing(config: Config, probe: Probe) -> Table:
-    """Finds the table of an architecture from the networks that its class makes.
-
-    It holds for configurations that differ in sizes and in the number of layers.
-
-    Args:
-      config: A configuration of the architecture.
-      probe: Infers the network of a configuration; raises ValueError if that is impossible.
-
-    Returns:
-      The table.
-
-    Raises:
-      ValueError: If the network of the configuration itself, with two layers, cannot be built, or
-        layers differ.
-    """
+    """Finds the table of an architecture that holds for other sizes, with arguments of `probed`."""
     return probed(config, probe).table()
 
 
