@@ -1,11 +1,11 @@
 """Merge, grow and transfer neural networks with pure functions on JAX pytrees.
 
-Merging: `methods` has a function for each published method. It returns a `Merge`, which is called
-on pytrees of parameters, or passed to `merge_checkpoints` for files on disk. Growing and aligning:
-`spec_of` infers the feature space of every array axis from a forward pass, and `spec` reads them
-from a table. The functions of `growth` and `align` return maps between such spaces (`SpaceMap`),
-and `change_basis` applies them to parameters. `exactness` and `certificate` report whether the
-network still computes the same function. Names are imported on first use, which keeps
+Merging: `methods` contains one function per published method. The function returns a `Merge`, which
+is called on pytrees of parameters, or passed to `merge_checkpoints` for files on disk. Growing and
+aligning: `spec_of` infers the feature space of every array axis from a forward pass, and `spec`
+reads them from a table. The functions of `growth` and `align` return maps between such spaces
+(`SpaceMap`), and `change_basis` applies them to parameters. `exactness` and `certificate` report
+whether the network still computes the same function. Names are imported on first use, which keeps
 `import sail_jax` fast.
 
 >>> import jax.numpy as jnp

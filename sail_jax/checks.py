@@ -1,6 +1,7 @@
-"""Checks of arguments, and the texts of their messages.
+"""Checks arguments, and formats error messages.
 
-Values are checked only where they are known, outside a trace. Unknown words get suggestions.
+Values are checked only if they are known, outside a trace. Messages about unknown words contain
+suggestions.
 """
 
 import contextlib
@@ -20,16 +21,16 @@ def _in_python(name: str, value: str) -> str:
     return f"{name}={value}" if value else name
 
 
-# One value for the whole process, as for the command that sets it. Threads write messages, too,
-# and would not see a context variable.
+# One value for the whole process, because other threads also write messages and would not see a
+# context variable.
 _spelling: Callable[[str, str], str] = _in_python
 
 
 def argument(name: str, value: str = "") -> str:
-    """Spells an argument in a message in the reader's notation: Python or the command line.
+    """Formats an argument in a message in the reader's notation: Python or the command line.
 
-    Messages therefore need no rewriting for the command line, where an argument is an option. Such
-    a rewriting could not distinguish arguments from text that came from a file.
+    Messages therefore need not be rewritten for the command line, where an argument is an option.
+    Rewriting could not distinguish arguments from text that came from a file.
 
     Args:
       name: The argument.
@@ -69,12 +70,12 @@ def spelled(spelling: Callable[[str, str], str]) -> Iterator[None]:
 def as_array(x: Any) -> "jax.Array":
     """Converts x to a JAX array without compiling a program for NumPy arrays.
 
-    `jnp.asarray` compiles one program per shape. Both functions copy NumPy arrays, since their
-    owner may write to them again. (On CPUs `device_put` alone shares aligned memory, whatever
-    `may_alias` is; jax 0.10.2.)
+    `jnp.asarray` compiles one program per shape. Both functions copy NumPy arrays, because their
+    owner may modify them. (On CPUs `device_put` alone shares aligned memory, whatever `may_alias`
+    is; jax 0.10.2.)
 
     Args:
-      x: Anything that `jnp.asarray` takes.
+      x: Anything that `jnp.asarray` accepts.
 
     Returns:
       The array.
@@ -93,7 +94,7 @@ def concrete(x: Any) -> "np.ndarray | None":
     """Returns the values of x, or None if any of them is traced and cannot be checked.
 
     Args:
-      x: Anything that `np.asarray` takes.
+      x: Anything that `np.asarray` accepts.
 
     Returns:
       The values as a NumPy array, or None.
@@ -112,7 +113,7 @@ def concrete(x: Any) -> "np.ndarray | None":
 
 
 def escaped(text: str) -> str:
-    """Makes one line of a text that is safe to print in a terminal.
+    """Converts a text to one line that is safe to print in a terminal.
 
     Names in a file may contain line ends and control sequences. Such characters are written as in
     `repr`.
@@ -143,7 +144,7 @@ def integer(name: str, value: object, least: int = 1) -> int:
       The integer.
 
     Raises:
-      ValueError: If the value is anything else, including a bool.
+      ValueError: If the value is invalid, including a bool.
 
     >>> integer("rank", 4)
     4
@@ -227,10 +228,10 @@ _COMPARED = 2000  # options that are compared; more, such as a checkpoint's tens
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
-    """Suggests the options that an unknown word may stand for, or lists the options.
+    """Suggests options that are similar to an unknown word, or lists the options.
 
     An option is suggested if it is one typo away (two in words of 6 letters or more), or if the
-    word is its beginning or its last part.
+    word is its prefix or its last part.
 
     Args:
       word: The unknown word.
@@ -254,15 +255,15 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
 
 def mistyped(word: str, options: Iterable[str]) -> str | None:
-    """Returns the valid word that an unknown one is one typing error away from.
+    """Returns the valid word from which an unknown word differs by one typo.
 
     Args:
       word: The unknown word.
       options: The valid words.
 
     Returns:
-      The first option from which one letter is inserted, lost, wrong or swapped, besides the case
-      of letters; None without one. Single letters are never taken for one another.
+      The first option that differs by one inserted, missing, wrong or swapped letter, ignoring
+      case; None if there is none. Single letters are never taken for one another.
 
     >>> mistyped("wieght", ["weight"]), mistyped("wihgt", ["weight"]), mistyped("t", ["r"])
     ('weight', None, None)
@@ -273,7 +274,7 @@ def mistyped(word: str, options: Iterable[str]) -> str | None:
 
 
 def _typos(word: str, option: str, most: int) -> int:
-    """Counts the typos in `word`: inserted, lost, wrong and swapped letters.
+    """Counts the typos in `word`: inserted, missing, wrong and swapped letters.
 
     Returns `most` + 1 if `option` begins with the word or has it as its last part, and `most` + 2
     if it has more typos (optimal string alignment, restricted to the diagonals within `most`).
@@ -281,7 +282,7 @@ def _typos(word: str, option: str, most: int) -> int:
     far = most + 2
     if len(word.strip("-")) > 2 and (option.startswith(word) or _ends(option, word)):
         far = most + 1
-    # Texts of files may be long, and the time is quadratic.
+    # Texts from files may be long, and the time is quadratic.
     if abs(len(word) - len(option)) > most or len(word) > 200:
         return far
     older: list[int] = []
@@ -299,7 +300,7 @@ def _typos(word: str, option: str, most: int) -> int:
 
 
 def _ends(option: str, word: str) -> bool:
-    """Checks whether an option ends with a word, after a mark such as a dot."""
+    """Checks whether an option ends with a word after a separator such as a dot."""
     return option.endswith(word) and not option[: -len(word)][-1:].isalnum()
 
 
@@ -334,7 +335,7 @@ def one_key(key: Any, *, optional: bool = False) -> None:
       optional: Whether None is also accepted.
 
     Raises:
-      TypeError: If the value is anything else.
+      TypeError: If the value is invalid.
 
     >>> import jax
     >>> one_key(jax.random.key(0))
@@ -356,7 +357,7 @@ def scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> Non
     Args:
       name: Its name in the message.
       x: The value, which may be traced.
-      holds: The condition on the value. It is checked if the value is known.
+      holds: The condition on the value, which is checked if the value is known.
       expected: The description of valid values in the message, such as "a finite number".
 
     Raises:
@@ -396,7 +397,7 @@ def shortened(text: str, longest: int) -> str:
 
 
 def static(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> float:
-    """Checks a number that must not be traced, since shapes or control flow depend on it.
+    """Checks a number that must not be traced because shapes or control flow depend on it.
 
     Args:
       name: Its name in the message.

@@ -25,8 +25,8 @@ KEPT_ENTRIES = (
     *("type_vocab_size", "image_size", "patch_size", "num_channels"),
 )
 
-# Entries that may differ. Only training, generation or files depend on them, or they are compared
-# elsewhere (layer_types, model_type).
+# Entries that may differ: they only affect training, generation or files, or are compared elsewhere
+# (layer_types, model_type).
 _FREE_ENTRIES = re.compile(
     r"(.*\.)?(_.*|.*drop.*|.*initializer.*|(torch_)?dtype|transformers_version|use_cache|(id2label|label2id)(\..*)?"
     r"|(bos|eos|sep|cls|mask|decoder_start)_token_id|problem_type|gradient_checkpointing"
@@ -66,7 +66,8 @@ def class_of(config: Config) -> str:
 
 
 def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
-    """Lists entries that may give two configurations different functions of the same tensors.
+    """Lists entries for which two configurations may define different functions of the same
+    tensors.
 
     Entries for training, generation or files do not count. An entry that only `second` states
     counts if `first` has a default for it. An entry that only `first` states does not count.
@@ -92,7 +93,7 @@ def differences(first: Config, second: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries of a configuration by dotted key."""
+    """Returns the entries of a configuration by dotted key."""
     for key, value in config.items():
         # Newer configurations use this name for entries that older ones state at the top level and
         # under rope_scaling.
@@ -106,6 +107,6 @@ def _entries(config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
         elif isinstance(value, Mapping):
             yield from _entries(value, f"{prefix}{key}.")
         else:
-            # JSON lacks tuples. A configuration read from a file must equal the one that was
+            # JSON has no tuples, but a configuration read from a file must equal the one that was
             # written.
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Renamed names: the former names work for one more release, and warn."""
+"""Support for renamed names, which still work for one more release with a warning."""
 
 # Every command imports this module before it can handle signals, so imports here must be fast.
 import sys
@@ -56,7 +56,7 @@ def spellings(names: "Mapping[str, str | Mapping[str, str]]") -> list[str]:
     """Lists what `present` changes.
 
     Args:
-      names: What changed, as `renamed` takes it.
+      names: The changes, as for `renamed`.
 
     Returns:
       For `UNTIL`: `name=` for each former name, and `name='word'` for each former word.
@@ -71,12 +71,12 @@ def spellings(names: "Mapping[str, str | Mapping[str, str]]") -> list[str]:
 def present(
     owner: str, options: "Mapping[str, Any]", names: "Mapping[str, str | Mapping[str, str]]"
 ) -> "tuple[dict[str, Any], list[tuple[str, str, str]]]":
-    """Replaces former names of options, and former words among their values.
+    """Replaces former names of options and former values.
 
     Args:
-      owner: What takes the options, for messages.
+      owner: The function or command with the options, for messages.
       options: The options. A value may also be a tuple of words.
-      names: What changed, as `renamed` takes it.
+      names: The changes, as for `renamed`.
 
     Returns:
       The options, and the changes. A change is the name of an option, its former word and the
@@ -115,13 +115,13 @@ def present(
 def renamed(
     *order: str, until: str, **names: "str | Mapping[str, str]"
 ) -> "Callable[[Callable[P, T]], Callable[P, T]]":
-    """Makes a function accept its former keywords, positional arguments and words.
+    """Makes a function accept its former keywords, positional arguments and values.
 
     Args:
       *order: Arguments that are keyword-only now, in the order in which they were positional.
-      until: The release in which the former calls go, such as "0.3".
-      **names: The new name of each argument, by its former one. A mapping has the new spelling of
-        the words that an argument may be, by the former one.
+      until: The release that removes the former calls, such as "0.3".
+      **names: The new name of each argument, by its former one. A mapping gives the new spelling of
+        an argument's values, by the former one.
 
     Returns:
       A decorator of functions. A call with both names of an argument raises a TypeError.
@@ -152,7 +152,7 @@ def renamed(
 
         def call(args: tuple, options: dict) -> "T":
             more = dict(zip(order, args[len(places) :], strict=False))
-            # Of other calls, such as one with too many arguments, Python raises the TypeError.
+            # For other calls, such as one with too many arguments, Python raises the TypeError.
             if more and len(args) <= len(places) + len(order) and not more.keys() & options.keys():
                 written = ", ".join(f"{name}=..." for name in more)
                 _warn(
@@ -168,7 +168,7 @@ def renamed(
                 _warn(f"{was} of {whole} is now {now}; the old name goes in {until}")
             return function(*placed.values(), *args[len(places) :], **options)
 
-        # A copy with the globals of the function's own module: doctest reads its examples there.
+        # A copy with the globals of the function's own module, in which doctest runs its examples.
         called = lambda *args, **options: call(args, options)  # noqa: E731
         scope = getattr(inspect.unwrap(function), "__globals__", {})
         copy = types.FunctionType(called.__code__, scope, closure=called.__closure__)
@@ -178,5 +178,5 @@ def renamed(
 
 
 def _warn(message: str) -> None:
-    """Warns at the line that uses what was changed: three calls above."""
+    """Warns at the line of the deprecated call, three frames up."""
     warnings.warn(message, DeprecationWarning, stacklevel=4)

@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and records with a checksum."""
+"""Atomic writing of files, and records with a checksum."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from sail_jax.checks import argument, escaped
 
 try:
     import fcntl
-# Windows lacks such locks, so two processes in one folder are not detected there.
+# Windows has no such locks, so two processes in one folder are not detected there.
 except ImportError:
     fcntl = None
 
@@ -32,7 +32,7 @@ _PARTS = 1 << 23
 
 
 class StoreError(Exception):
-    """Something on disk cannot be written or trusted.
+    """Raised if a file cannot be written or trusted.
 
     The message is one line and contains the path.
 
@@ -49,18 +49,18 @@ class StoreError(Exception):
 
 
 class BusyError(StoreError):
-    """Another process holds the lock of a folder."""
+    """Raised if another process has locked a folder."""
 
 
 class RefusedError(StoreError):
-    """The request cannot be carried out. This is raised before any work starts."""
+    """Raised before any work starts if the request is impossible."""
 
     code = 2
 
 
 @contextlib.contextmanager
 def explained(doing: str, path: Path) -> Iterator[None]:
-    """Turns an `OSError` in its block into a `StoreError` with advice.
+    """Converts an `OSError` in its block to a `StoreError` with advice.
 
     Args:
       doing: The action, as a verb: "read", "write to".
@@ -90,7 +90,7 @@ def explained(doing: str, path: Path) -> Iterator[None]:
 def check_length(path: Path) -> None:
     """Checks that a text is not too long for a path.
 
-    From Python 3.14 on, pathlib calls such a path missing, which would mislead.
+    From Python 3.14 on, pathlib reports such a path as missing, which would be misleading.
 
     Args:
       path: The path.
@@ -112,7 +112,7 @@ def reason(error: OSError) -> str:
       error: The error.
 
     Returns:
-      The system's words, with advice if too many files are open.
+      The description of the system, with advice if too many files are open.
     """
     why = error.strerror or str(error) or type(error).__name__
     few = error.errno in (errno.EMFILE, errno.ENFILE)
@@ -120,7 +120,8 @@ def reason(error: OSError) -> str:
 
 
 def admit(path: Path, schema: str, what: str) -> None:
-    """Checks that a record may be written to a path. It may only replace a record of its kind.
+    """Checks that a record may be written to a path, where it may only replace a record of its
+    kind.
 
     Args:
       path: The path of the record.
@@ -164,17 +165,17 @@ _USER = getattr(os, "geteuid", lambda: 0)
 def foreign(path: Path, *, links: bool = False) -> str:
     """Checks whether an existing folder may contain files of other users.
 
-    Anyone who can write to a folder can replace any file in it by a link. Data written to the file
-    then goes elsewhere.
+    Anyone who can write to a folder can replace any file in it by a link, which redirects data
+    written to the file.
 
     Args:
       path: The folder.
       links: Whether it may be a link by this user to a folder that meets the other conditions.
 
     Returns:
-      The problem, to follow its name: "is a link", "belongs to another user"; "" for this user's
-        own
-      folder. The folder's group may have write access, which somebody granted explicitly.
+      The problem, to be printed after its name: "is a link", "belongs to another user"; "" for this
+        user's own
+      folder. The folder's group may have write access, which must have been granted explicitly.
 
     Raises:
       OSError: If the folder cannot be examined.
@@ -196,7 +197,7 @@ def foreign(path: Path, *, links: bool = False) -> str:
 
 
 def stranger(folder: Path) -> str:
-    """Finds something in a folder that other users may have put there.
+    """Finds a file in a folder that another user may have put there.
 
     Args:
       folder: The folder, which must be trusted itself; see `foreign`.
@@ -225,9 +226,10 @@ def stranger(folder: Path) -> str:
 
 
 def _keeps_modes(folder: Path, mode: int) -> bool:
-    """Checks whether a file system has write permissions. exFAT and some network drives lack them.
+    """Checks whether a file system supports write permissions, unlike exFAT and some network
+    drives.
 
-    There every folder appears to be writable by all users.
+    On those every folder appears to be writable by all users.
     """
     try:
         os.chmod(folder, stat.S_IMODE(mode) & ~stat.S_IWOTH)
@@ -244,7 +246,7 @@ def lock(folder: Path, *, links: bool = False, shared: bool = False) -> int | No
     Args:
       folder: The folder.
       links: Whether a link to a folder is followed.
-      shared: Whether others may hold a shared lock at the same time, but no exclusive one.
+      shared: Whether other processes may have a shared lock at the same time, but no exclusive one.
 
     Returns:
       An open file descriptor. The lock lasts until it is closed. None if the system or the file
@@ -270,7 +272,7 @@ def lock(folder: Path, *, links: bool = False, shared: bool = False) -> int | No
 
 
 def create(path: Path) -> int:
-    """Makes a new file, and never writes through a link.
+    """Makes a new file, without following links.
 
     Args:
       path: The file. An existing file is removed.
@@ -284,31 +286,32 @@ def create(path: Path) -> int:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     # O_EXCL does not follow links. Names of temporary files can be guessed, so another user may
-    # have put a link into a folder that others can write to, such as /tmp.
+    # have put a link into a shared folder such as /tmp.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     return os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
 
 
 def write_atomic(path: str | Path, data: bytes) -> None:
-    """Writes a file atomically: the path always holds either all of the old data or all of the new.
+    """Writes a file atomically: the path always contains either the old or the new data.
 
     Args:
       path: The file.
       data: Its new content.
 
     Raises:
-      StoreError: If the file cannot be written. The path still holds all of the old content, or all
-        of the new.
+      StoreError: If the file cannot be written. The path still contains either the old or the new
+        contents.
     """
     path = Path(path)
-    # In the same folder, since a rename is only atomic within one file system.
+    # The temporary file is in the same folder, because a rename is only atomic within one file
+    # system.
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explained("write", path):
         try:
             with open(create(part), "wb") as file:
                 file.write(data)
                 file.flush()
-                # Before the rename; after a crash the name could otherwise be an empty file.
+                # This comes before the rename; otherwise the file could be empty after a crash.
                 os.fsync(file.fileno())
             os.replace(part, path)
         except BaseException:
@@ -320,10 +323,10 @@ def write_atomic(path: str | Path, data: bytes) -> None:
 
 
 class Cache:
-    """A folder that commands use as a cache, of limited size.
+    """A cache folder of limited size for commands.
 
-    Entries are written completely or not at all. Damaged entries, for example from a full disk, are
-    removed when they are read. Failures to store an entry are ignored: the caller then computes it
+    Entries are written atomically. Damaged entries, for example from a full disk, are
+    removed when they are read. Failures to store an entry are ignored, and the caller computes it
     again.
 
     Args:
@@ -358,7 +361,7 @@ class Cache:
         return data
 
     def put(self, name: str, data: bytes) -> None:
-        """Stores an entry, unless the file system refuses or it exceeds the limit.
+        """Stores an entry, unless writing fails or it exceeds the limit.
 
         Args:
           name: Its name.
@@ -370,7 +373,7 @@ class Cache:
             if not self._make_room(size):
                 return
             try:
-                # Without sync: after a crash, incomplete entries fail their checksum.
+                # No sync is required, because after a crash incomplete entries fail their checksum.
                 part.write_bytes(hashlib.sha256(data).digest() + data)
                 os.replace(part, self.folder / name)
             finally:
@@ -389,7 +392,7 @@ class Cache:
                         about = os.lstat(path := os.path.join(folder, name))
                         files.append((about.st_mtime, about.st_size, path))
             held = sum(bytes_ for _, bytes_, _ in files)
-            # To well below the limit, since searching the folder takes time.
+            # Files are removed to well below the limit, because searching the folder takes time.
             least = self.most if held + size <= self.most else self.most * 3 // 4
             for _, freed, path in sorted(files):
                 if held + size <= least:
@@ -407,7 +410,7 @@ _SEAL = hashlib.sha256().digest_size
 def cache(kind: str, most: int) -> Cache | None:
     """Finds the folder of a cache for commands, and makes it if necessary.
 
-    It is in $XDG_CACHE_HOME/sail-jax, or ~/.cache/sail-jax without that variable. Its content is
+    It is in $XDG_CACHE_HOME/sail-jax, or ~/.cache/sail-jax without that variable. Its contents are
     trusted, and partly executed, so it must belong to the user.
 
     Args:
@@ -419,7 +422,7 @@ def cache(kind: str, most: int) -> Cache | None:
     """
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        # Each level is checked: write access to one allows replacing the folder below it.
+        # Each level is checked, because write access to one allows replacing the folder below it.
         for name in ("sail-jax", *kind.split("/")):
             folder /= name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -433,7 +436,7 @@ def cache(kind: str, most: int) -> Cache | None:
 def probe(path: Path) -> None:
     """Checks that a folder can be written to, by writing a small file there and removing it.
 
-    Permissions alone are not enough: the device may be full or mounted read-only.
+    Permissions alone are not sufficient: the device may be full or mounted read-only.
 
     Args:
       path: The folder.
@@ -476,12 +479,12 @@ def read_bytes(path: Path, limit: int) -> bytes:
 def parsed(text: str | bytes, *, strict: bool = False) -> Any:
     """Parses JSON from an untrusted source.
 
-    `json` makes 70 bytes from three, and reads a thousand levels. Afterwards `repr`, `json.dumps`
-    and any recursion that starts from a deeper frame fail.
+    `json` makes 70 bytes from three, and reads a thousand levels, for which `repr`, `json.dumps`
+    and any recursion from a deeper frame fail.
 
     Args:
       text: The JSON.
-      strict: Whether everything is refused that JSON parsers read in different ways: repeated keys,
+      strict: Whether everything is rejected that JSON parsers interpret differently: repeated keys,
         NaN and infinities, and half of a surrogate pair as a key or a value of an object.
 
     Returns:
@@ -489,7 +492,7 @@ def parsed(text: str | bytes, *, strict: bool = False) -> Any:
 
     Raises:
       ValueError: If it is not JSON, is nested more than 100 deep, or has more than 2^23 parts; or
-        if it is refused as not strict.
+        if it is not strict.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -498,7 +501,7 @@ def parsed(text: str | bytes, *, strict: bool = False) -> Any:
             seen = set()
             again = next(key for key, _ in pairs if key in seen or seen.add(key))
             raise ValueError(f"the key {again!r} is repeated")
-        # JSON can spell half of a surrogate pair as an escape; encoding that fails.
+        # JSON can represent half of a surrogate pair as an escape, which cannot be encoded.
         for part in (*mapping, *mapping.values()):
             if isinstance(part, str):
                 part.encode()
@@ -507,7 +510,7 @@ def parsed(text: str | bytes, *, strict: bool = False) -> Any:
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not a number")
 
-    # A comma precedes every part but the first of a container. Commas within text also count.
+    # A comma precedes every part except the first of a container. Commas within text also count.
     if sum(map(text.count, ",[{" if isinstance(text, str) else b",[{")) > _PARTS:  # type: ignore[arg-type]
         raise ValueError(f"it has more than {_PARTS} parts")
     hooks = {"object_pairs_hook": unique, "parse_constant": refuse} if strict else {}
@@ -558,7 +561,7 @@ def sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Writes a JSON object with its checksum, completely or not at all.
+    """Writes a JSON object with its checksum, atomically.
 
     Args:
       path: The file.
@@ -578,8 +581,8 @@ def read_record(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> di
 
     Args:
       path: The file.
-      fields: The type, or types, of each field. There must be exactly these fields, plus "format"
-        and the checksum.
+      fields: The type, or types, of each field. The record must contain exactly these fields,
+        "format" and the checksum.
 
     Returns:
       The object, without its checksum.

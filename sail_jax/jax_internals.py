@@ -1,4 +1,4 @@
-"""What is read of JAX beyond its public functions; no other module reads it.
+"""Everything that is used of JAX beyond its public functions; no other module uses it.
 
 The parameters of JAX's primitives, `jax.extend` and JAX's private modules may change in any version
 of JAX. Each property of an `Operation` is one fact about a primitive, for JAX 0.10 to 0.12.
@@ -28,7 +28,8 @@ _TYPES = ("ClosedJaxpr", "Jaxpr", "JaxprEqn", "Literal", "Var")
 def __getattr__(name: str) -> Any:
     """Imports types of jaxprs when they are first used.
 
-    `jax.extend` imports Pallas, which takes a tenth of a second. Commands on files do not need it.
+    `jax.extend` imports Pallas, which takes a tenth of a second, and commands on files do not
+    require it.
     """
     if name not in _TYPES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -95,19 +96,19 @@ LAYOUTS: dict[str, tuple[frozenset[str], ...]] = {
 
 
 class UnknownLayoutError(ValueError):
-    """The installed JAX describes a primitive in an unknown way."""
+    """Raised if the installed JAX describes a primitive in an unknown way."""
 
 
 @runtime_checkable
 class ProgramCache(Protocol):
-    """A cache of compiled programs, in the form that JAX calls."""
+    """A cache of compiled programs, with JAX's interface."""
 
     def get(self, key: str) -> bytes | None:
         """Reads a program; None if it is missing."""
         ...
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a program."""
+        """Stores a program."""
         ...
 
 
@@ -223,7 +224,7 @@ class While(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """A primitive with its parameters; each property is a fact about primitives that have it.
+    """A primitive with its parameters. Each property is a fact about the primitives that have it.
 
     Attributes:
       primitive: The primitive.
@@ -247,7 +248,7 @@ class Operation(NamedTuple):
         )
 
     def _layout(self) -> frozenset[str]:
-        """The names that are read, in the layout of this version of JAX."""
+        """Returns the names that are read, in the layout of this version of JAX."""
         layouts = LAYOUTS[self.name]
         for layout in layouts:
             if layout <= self.params.keys():
@@ -257,7 +258,7 @@ class Operation(NamedTuple):
         raise self._unknown(f"{' and '.join(map(repr, sorted(missing)))} {verb} missing")
 
     def _read(self, *names: str) -> Any:
-        """The parameter under one of these names, of which the layout must have one."""
+        """Returns the parameter under one of these names, one of which the layout must contain."""
         (name,) = self._layout() & {*names}
         return self.params[name]
 
@@ -265,7 +266,7 @@ class Operation(NamedTuple):
         assert params.keys() <= self._layout()
         return self._replace(params=self.params | params)
 
-    # Facts about one primitive, or about several primitives.
+    # Facts about one or several primitives.
 
     @property
     def axis(self) -> int:
@@ -299,7 +300,7 @@ class Operation(NamedTuple):
 
     @property
     def broadcast(self) -> Broadcast:
-        """The new shape, and the places of the operand's axes."""
+        """The new shape, and the positions of the operand's axes."""
         return Broadcast(self._read("shape"), self._read("broadcast_dimensions"))
 
     @property
@@ -340,7 +341,7 @@ class Operation(NamedTuple):
 
     @property
     def repeats(self) -> Shape:
-        """For each axis, how often `tile` repeats it."""
+        """For each axis, the number of times that `tile` repeats it."""
         return tuple(self._read("reps"))
 
     @property
@@ -486,17 +487,18 @@ def operation(equation: Any) -> Operation:
 
 
 class Rules(NamedTuple):
-    """What JAX must know of a primitive with several results; each rule also gets its parameters.
+    """The rules of a primitive with several results, which also receive its parameters.
 
     Attributes:
       computed: The results from arrays, by JAX's functions.
       types: The types of the results from those of the arrays.
       batched: The results, batched along axis 0, from arrays with batches along axis 0, and whether
         each array has a batch.
-      tangents: The derivatives of the results, from the arrays, the places of those that move, and
-        their tangents.
-      transposed: For each place in which the primitive is linear, a cotangent: from these places,
-        the types of all arrays, the arrays at the other places, and the results' cotangents.
+      tangents: The derivatives of the results, from the arrays, the positions of those that move,
+        and their tangents.
+      transposed: For each position in which the primitive is linear, a cotangent: from these
+        positions, the types of all arrays, the arrays at the other positions, and the results'
+        cotangents.
     """
 
     computed: Callable[..., list[Any]]

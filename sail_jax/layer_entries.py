@@ -1,4 +1,4 @@
-"""Entries of config.json that belong to layers, and what becomes of them in a new order of layers.
+"""Transforms the entries of config.json that belong to layers for a new order of layers.
 
 Four forms are known: lists with a value for each layer, lists of layers' numbers, lists of periods,
 and counts or periods (`SCHEDULES`), which state the kinds of all layers at once. The table was made
@@ -20,7 +20,7 @@ NUMBERS = {
 }
 """Lists of layers' numbers, and the number of the first layer."""
 
-# Lists and texts that are as long as the layers by chance.
+# Lists and texts whose length equals the number of layers by coincidence.
 _OTHER = re.compile(
     r"architectures|.*token.*|keys_to_ignore.*|.*_limit|out_\w+|.*labels?|langu.*|auto_map|_.*|"
     r"(conv|time|patch|image|kernel|block|pool|down|up)_\w*(kernel|stride|dim|size)\w*|tags"
@@ -33,11 +33,11 @@ class Schedule(NamedTuple):
     """Entries that state the kind of every layer by numbers.
 
     Attributes:
-      keys: The entries. The schedule counts if the configuration has one of them.
+      keys: The entries. The schedule applies if the configuration contains one of them.
       kind: The kind of layer i of n, from the configuration.
-      listed: A list of the kinds. If the configuration has it, the numbers have no effect.
-      names: The values in that list by kind, so that it can be written where numbers do not fit;
-        None if it cannot.
+      listed: A list of the kinds. If the configuration contains it, the numbers have no effect.
+      names: The values in that list by kind, so that it can be written if the numbers cannot
+        express the order; None if it cannot.
     """
 
     keys: tuple[str, ...]
@@ -52,26 +52,26 @@ def _number(config: Config, key: str, default: int = 0) -> int:
 
 
 def _every(key: str, shift: int = 1) -> Callable[[Config, int, int], Any]:
-    """Every n-th layer, the first of them at n - shift; a text is repeated."""
+    """Selects every n-th layer, the first of them at n - shift; a text is repeated."""
 
     def kind(config: Config, i: int, n: int) -> Any:
         value = config.get(key)
         if isinstance(value, str | list):
             return value[i % len(value)] if value else ""
         step = _number(config, key)
-        # A period of 0 would be divided by.
+        # A period of 0 would cause a division by zero.
         return (i + shift) % step == 0 if step > 0 else None
 
     return kind
 
 
 def _named(last: str, other: str) -> Callable[[Any, Config], Any]:
-    """The names of kinds for `layer_types`; L stands for local attention in a text."""
+    """Returns the names of kinds for `layer_types`; L stands for local attention in a text."""
     return lambda kind, config: last if kind is True or kind == "G" else other
 
 
 def _switch(config: Config, i: int, n: int) -> bool:
-    """Sparse layers of Switch Transformers and NLLB."""
+    """Selects the sparse layers of Switch Transformers and NLLB."""
     step = _number(config, "encoder_sparse_step")
     if config.get("model_type") == "switch_transformers":
         return step == 1 or (step > 0 and i % step == 1)
@@ -111,7 +111,7 @@ def _shared(config: Config, i: int, n: int) -> bool:
 
 
 def _fixed(key: str) -> Callable[[Config, int, int], Any]:
-    """Each layer has a place of its own, unless the entry is off."""
+    """Gives each layer its own kind, unless the entry is off."""
     return lambda config, i, n: i if config.get(key) else 0
 
 
@@ -201,7 +201,7 @@ def moved(config: Config, old: int, layers: Sequence[int]) -> dict[str, Any]:
 
     Raises:
       ValueError: If an entry cannot state the kinds of the layers in their new order. The message
-        names it.
+        contains the entry.
 
     >>> moved({"no_rope_layers": [1, 1, 0], "moe_layers": [0, 2]}, 3, [0, 1, 1, 2])
     {'no_rope_layers': [1, 1, 1, 0], 'moe_layers': [0, 3]}
@@ -226,7 +226,7 @@ def moved(config: Config, old: int, layers: Sequence[int]) -> dict[str, Any]:
         elif key in _TEXTS and isinstance(value, str) and len(value) == old:
             new[key] = "".join(value[i] for i in layers)
     if "attention_types" in config and isinstance(new.get("attention_layers"), list):
-        # GPT-Neo reads this entry alone, and makes the other one from it.
+        # GPT-Neo reads only this entry, and derives the other one from it.
         new["attention_types"] = [[new["attention_layers"], 1]]
     for schedule in SCHEDULES:
         if any(config.get(key) is not None for key in schedule.keys):
@@ -239,7 +239,7 @@ def moved(config: Config, old: int, layers: Sequence[int]) -> dict[str, Any]:
 def _fitted(
     schedule: Schedule, config: Config, new: Config, old: int, layers: Sequence[int]
 ) -> dict[str, Any]:
-    """The entries of a schedule that state the kinds of layers in their new order."""
+    """Returns the entries of a schedule that state the kinds of layers in their new order."""
     kinds = [schedule.kind(config, i, old) for i in range(old)]
     wanted, n = [kinds[i] for i in layers], len(layers)
 
@@ -259,7 +259,7 @@ def _fitted(
 
 
 def _tries(schedule: Schedule, config: Config, wanted: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Entries that may fit, those of the configuration first."""
+    """Yields candidate entries, those of the configuration first."""
     yield {}
     yes = [j for j, kind in enumerate(wanted) if kind is True]
     if schedule.kind is _qwen:
@@ -269,7 +269,7 @@ def _tries(schedule: Schedule, config: Config, wanted: Sequence[Any]) -> Iterato
         }
     ends = {key.replace("end", "start"): key for key in schedule.keys if "end" in key}
     for start, end in ends.items() if yes else ():
-        # Ernie's last layer is among those with experts.
+        # Ernie's last layer is one of those with experts.
         yield {start: yes[0], end: yes[-1] + (schedule.kind is not _ernie)}
     for key in schedule.keys:
         if type(config.get(key)) is int:
@@ -277,7 +277,7 @@ def _tries(schedule: Schedule, config: Config, wanted: Sequence[Any]) -> Iterato
 
 
 def _source(sources: Sequence[int], layers: Sequence[int], j: int) -> int:
-    """The layer that layer j takes its keys and values of, in the new order."""
+    """Returns the layer from which layer j takes its keys and values, in the new order."""
     own = sources[layers[j]]
     if own == layers[j]:
         return j
@@ -294,7 +294,7 @@ def _check_shared(config: Config, new: Config, old: int, layers: Sequence[int]) 
     """Checks that layers share the keys and values of the same layer as before."""
 
     def source(part: Config, i: int, n: int) -> int:
-        """The last layer of its own kind among those that do not share."""
+        """Returns the last layer of the same kind that does not share."""
         kinds = part.get("layer_types") or [""] * n
         own = range(n - _number(part, "num_kv_shared_layers"))
         return i if i in own else max((k for k in own if kinds[k] == kinds[i]), default=-1)

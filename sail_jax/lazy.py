@@ -1,7 +1,7 @@
 """Lazy imports of a package's names, which let commands start fast."""
 
-# Every command imports this module before it can handle signals, so it imports little. `typing`
-# would take as long as everything else.
+# Every command imports this module before it can handle signals, so it imports little. Importing
+# `typing` would take as long as everything else.
 import importlib
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ def listed(package: str) -> Callable[[], list[str]]:
     """Makes the `__dir__` of a package: its exported names, without its private imports.
 
     Args:
-      package: The package's name, its `__name__`. Its `__all__` has the names.
+      package: The package's name, its `__name__`. Its `__all__` lists the names.
 
     Returns:
       The function.
@@ -32,7 +32,7 @@ def lazily(
     A name must differ from the name of its module. Otherwise the imported module would replace it.
 
     Args:
-      package: The package's name, its `__name__`. Its `__all__` has all names.
+      package: The package's name, its `__name__`. Its `__all__` lists all names.
       modules: The location of each name, relative to the package. For a function or class this is
         its module. For a module it is the surrounding package with a dot at the end ("" for this
         package).

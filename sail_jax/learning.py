@@ -45,7 +45,7 @@ def learn(
 
     Each step follows the gradient of loss(merge(coefficients, key), batch) with respect to the
     coefficients. All steps are one compiled loop. Arrays that `merge` closes over (such as task
-    vectors) are held once in memory, not once per step.
+    vectors) are in memory once, not once per step.
 
     Args:
       loss: `loss(params, batch)`, a scalar.

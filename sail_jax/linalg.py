@@ -2,12 +2,12 @@
 
 `jax.numpy.linalg` gives LAPACK a whole batch. JAX 0.10.0 to 0.11.0 split that batch over XLA's pool
 of threads, and a thread of the pool waits for the parts. A program with two such calls, or two
-programs in two threads, can occupy all threads of the pool: then each part waits for a thread, and
-each thread for a part, for ever. docs/decisions/lapack.md has the experiment.
+programs in two threads, can occupy all threads of the pool. Each part then waits for a thread, and
+each thread for a part, which is a deadlock. docs/decisions/lapack.md describes the experiment.
 
 The functions below are those of `jax.numpy.linalg` and `jax.scipy.linalg`, with the same arguments
 and the same values. With these versions of JAX, on a CPU, leading axes and `vmap` become a loop
-over matrices, so no call has anything to split. With all other versions they are JAX's own.
+over matrices, so no call can be split. With all other versions they are JAX's own functions.
 """
 
 import functools
@@ -45,7 +45,7 @@ def _looped(*arrays: Array, function: OfOneMatrix, mapped: tuple[bool, ...]) -> 
     def loop(*arrays: Array) -> Results:
         return lax.map(one, [x for x, m in zip(arrays, mapped, strict=True) if m])
 
-    # Other devices have no such pool, and compute a batch at once.
+    # Other devices have no such pool, and compute the whole batch at once.
     together = jax.vmap(function, [0 if m else None for m in mapped])
     return lax.platform_dependent(*arrays, cpu=loop, default=together)
 
@@ -63,7 +63,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Tangents:
-    """The derivative of a function of `count` arrays along the arrays at `moving`."""
+    """The derivative of a function of `count` arrays with respect to the arrays at `moving`."""
 
     function: OfOneMatrix
     count: int
@@ -140,7 +140,7 @@ _one: Any = primitive("one_matrix", _RULES, ("function",)) if SPLITS else None
 def one_at_a_time(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of matrices call LAPACK with one matrix at a time.
 
-    Use it for a call that this module does not have, in networks and scores that `vmap` maps.
+    Use it for calls that are missing in this module, in networks and scores that `vmap` maps.
 
     Args:
       function: A function of arrays with leading axes, of two dimensions each after these axes (or

@@ -1,9 +1,9 @@
-"""Low-rank adapters: extracted from two checkpoints, added to a base, and merged.
+"""Low-rank adapters, which are extracted from two checkpoints, added to a base, and merged.
 
 An adapter represents a change B A of a matrix of a model, [out, in] as in PyTorch, with B
 [out, rank] and A [rank, in]: y = x W^T becomes y = x W^T + x A^T B^T. With `input_axis=0`, kernels
-with layout [in, out] (Flax) are transposed on input and output. Factors have exactly two axes:
-stacked layers need one pair each.
+with layout [in, out] (Flax) are transposed on input and output. Factors have exactly two axes, so
+stacked layers require one pair each.
 
 Qwix stores two factors next to each weight, in the same tree and with their own axes. `fold` adds
 their product to the weight.
@@ -95,7 +95,7 @@ def truncate(
     """Finds the best low-rank approximation of a matrix, with its error.
 
     It is the truncated singular value decomposition, with the singular values shared equally: B = U
-    sqrt(S) and A = sqrt(S) V^T. No matrix of that rank is nearer (Eckart and Young 1936). With both
+    sqrt(S) and A = sqrt(S) V^T. No matrix of that rank is closer (Eckart and Young 1936). With both
     `rank` and `energy`, the smaller rank is used.
 
     Args:
@@ -127,7 +127,7 @@ def truncate(
         if values is None:
             raise TypeError("energy: the rank depends on values, which are traced; give `rank`")
         squares = np.cumsum((values.astype(float) / (values[0] or 1)) ** 2)
-        # Slightly less than requested, so rounding does not require one more value.
+        # Slightly less than requested, so that rounding does not require one more value.
         enough = np.searchsorted(squares, energy * squares[-1] * (1 - 1e-12)) + 1
         limit = min(limit, int(enough))
     kept, rest = S[:limit], S[limit:]
@@ -168,7 +168,7 @@ def approximate(
       energy: The fraction of squared singular values to keep; see `truncate`.
       key: The PRNG key of the random columns.
       oversampling: The number of columns beyond the rank, an integer >= 0, static.
-      powers: How often the columns are multiplied by D^T D, an integer >= 0, static.
+      powers: The number of times that the columns are multiplied by D^T D, an integer >= 0, static.
 
     Returns:
       The factors, in float32 (float64 for float64 input), with singular values shared equally; and
@@ -255,7 +255,8 @@ def _krylov(
     block = linalg.qr(matmul(delta.T, columns))[0]
     blocks = [block]
     for _ in range(powers):
-        # Orthogonalised in each step; otherwise all columns would converge to the first vector.
+        # The columns are orthogonalised in each step; otherwise all of them would converge to the
+        # first vector.
         block = linalg.qr(matmul(delta.T, matmul(delta, block)))[0]
         blocks.append(block)
     basis = linalg.qr(jnp.concatenate(blocks, 1))[0]
@@ -312,7 +313,7 @@ def extract(
     """Extracts an adapter from the difference between a model and its base.
 
     Deltas of leaves with exactly two axes, both longer than 1, are factored by `truncate`. Zero
-    deltas are left out. (Under a transformation the values are unknown, and all deltas are kept.)
+    deltas are omitted. (Under a transformation the values are unknown, and all deltas are kept.)
 
     Args:
       model: A pytree with the leaf paths and shapes of the base.
@@ -363,7 +364,7 @@ def dense(adapter: Adapter, input_axis: InputAxis = -1) -> dict[str, Float[Array
       B A by path, or its transpose, in float32 at least.
 
     Raises:
-      ValueError: For factors that do not fit each other, and for another `input_axis`.
+      ValueError: For inconsistent factors, and for another `input_axis`.
 
     >>> dense({"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 3)))}, input_axis=0)["w"].shape
     (3, 2)
@@ -390,8 +391,8 @@ def add(
       A pytree with the structure and dtypes of the base.
 
     Raises:
-      ValueError: For a path that is not in the base (the message suggests similar paths), shapes
-        that do not fit, and as `dense` does.
+      ValueError: For a path that is not in the base (the message suggests similar paths),
+        inconsistent shapes, and as `dense` does.
 
     >>> pair = LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))
     >>> add({"w": jnp.zeros((2, 2))}, {"w": pair}, 0.5)["w"].tolist()
@@ -427,8 +428,8 @@ def concatenate(
       The sum as one adapter.
 
     Raises:
-      ValueError: For missing adapters, weights that do not fit, and factors with products of
-        different shapes.
+      ValueError: For missing adapters, invalid weights, and factors with products of different
+        shapes.
 
     >>> one = {"w": LowRank(jnp.ones((2, 1)), jnp.ones((1, 2)))}
     >>> both = concatenate([one, one], weights=[1.0, -0.5])
@@ -442,7 +443,7 @@ def concatenate(
         shapes = {(pair.B.shape[0], pair.A.shape[1]) for _, pair in pairs}
         if len(shapes) > 1:
             raise ValueError(f"adapters, {path!r}: expected one shape of B A, got {sorted(shapes)}")
-        # The weight goes to one factor only: on both it would be squared.
+        # The weight multiplies only one factor, because on both it would be squared.
         B = jnp.concatenate([weight * pair.B for weight, pair in pairs], 1)
         adapter[path] = LowRank(B, jnp.concatenate([pair.A for _, pair in pairs], 0))
     return adapter
@@ -467,7 +468,7 @@ def refactor(
       An adapter with the same paths.
 
     Raises:
-      ValueError: For factors that do not fit each other, and as `truncate` does.
+      ValueError: For inconsistent factors, and as `truncate` does.
       TypeError: As `truncate` does.
 
     >>> one = {"w": LowRank(jnp.ones((3, 2)), jnp.ones((2, 3)))}  # a matrix of rank 1
@@ -514,7 +515,7 @@ def merge_adapters(
       The merge as one adapter.
 
     Raises:
-      ValueError: For missing adapters, factors that do not fit, and as `merge` and `truncate` do.
+      ValueError: For missing adapters, inconsistent factors, and as `merge` and `truncate` do.
       TypeError: As `merge` and `truncate` do.
 
     >>> from sail_jax import methods
@@ -553,9 +554,9 @@ def core_space(
     factored again by `truncate`.
 
     A merge that commutes with rotations, such as `methods.task_arithmetic` or `methods.tsv`, gives
-    the result of `merge_adapters`. A merge of single entries, such as `methods.ties`, uses the
-    entries of M_k. (KnOTS uses entries in the basis V only.) Gradients are NaN if the factors have
-    a lower rank than their shapes allow, as in `refactor`.
+    the result of `merge_adapters`. An elementwise merge, such as `methods.ties`, uses the entries
+    of M_k. (KnOTS uses entries in the basis V only.) Gradients are NaN if the factors have a lower
+    rank than their shapes allow, as in `refactor`.
 
     Args:
       merge: For instance `methods.ties(density=0.2)`.
@@ -568,7 +569,7 @@ def core_space(
       The merge as one adapter.
 
     Raises:
-      ValueError: For missing adapters, factors that do not fit, and as `merge` and `truncate` do.
+      ValueError: For missing adapters, inconsistent factors, and as `merge` and `truncate` do.
       TypeError: As `merge` and `truncate` do.
 
     References:
@@ -606,24 +607,25 @@ def fold(params: PyTree, alpha: float, *, spec: Spec | None = None) -> PyTree:
     """Adds the factors that qwix stores next to weights to these weights, and removes them.
 
     A weight w with `w_lora_a` and `w_lora_b` becomes w + alpha / rank * a b, rounded once. Factor a
-    has the contracted axes of w and the rank, b the rank and the other axes. Either group of axes
-    may be joined to one axis. Both factors may be stacked on one of their first two axes, as w is.
+    has the contracted axes of w followed by the rank, and b has the rank followed by the other
+    axes. Either group of axes may be joined to one axis. Both factors may be stacked on one of
+    their first two axes, like w.
 
     Average runs after folding: the product of averages is not the average of products.
 
     Args:
       params: Nested mappings, such as the parameters of a Linen module or an `nnx.State`.
       alpha: The alpha of qwix's `LoraRule`, a finite number. The tree does not contain it.
-      spec: The spaces of the weights. The axes that read a space are contracted. Needed only if
+      spec: The spaces of the weights. The axes that read a space are contracted. Required only if
         shapes are ambiguous.
 
     Returns:
       The parameters without factors, in mappings of the same types.
 
     Raises:
-      ValueError: If there are no factors, one of a pair or its weight is missing, shapes do not fit
-        or are ambiguous about the contracted axes, or `alpha` is not finite. The message names the
-        leaf.
+      ValueError: If there are no factors, one of a pair or its weight is missing, shapes are
+        inconsistent or leave the contracted axes ambiguous, or `alpha` is not finite. The message
+        contains the leaf.
 
     >>> layer = {"kernel": jnp.zeros((3, 2)), "kernel_lora_a": jnp.ones((3, 1))}
     >>> layer["kernel_lora_b"] = jnp.array([[1.0, 2.0]])
@@ -651,7 +653,7 @@ def factors(paths: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
       The paths of the factors a and b, by the path of the weight.
 
     Raises:
-      ValueError: If one of a pair is missing, or its weight.
+      ValueError: If a factor of a pair or its weight is missing.
 
     >>> factors({"w": 0, "w_lora_a": 1, "w_lora_b": 2})
     {'w': ('w_lora_a', 'w_lora_b')}
@@ -789,7 +791,7 @@ def _matrix(delta: ArrayLike) -> Array:
 
 
 def _pair(path: str, pair: LowRank) -> LowRank:
-    """Returns the factors in float32 at least, checked to fit each other."""
+    """Returns the factors in float32 at least, checked to be consistent."""
     B, A = (_real(f"adapter, {path!r}", x) for x in pair)
     if B.ndim != 2 or A.ndim != 2 or B.shape[1] != A.shape[0] or not B.shape[1]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Versions and device of a computation, for records of results."""
+"""The versions and the device of a computation, for records of results."""
 
 import platform
 from typing import Any

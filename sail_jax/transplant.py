@@ -1,13 +1,13 @@
-"""Embeddings for tokens that a network lacks, made from embeddings that it has.
+"""Makes embeddings for new tokens of a network from the embeddings of its other tokens.
 
-Two networks share some tokens. A *donor* has further tokens that the *base* lacks. Each new
-embedding of the donor is written as a combination of the donor's embeddings of shared tokens, the
-*anchors*. The same combination of the base's embeddings of these tokens is the new embedding of the
-base.
+Two networks share some tokens. A *donor* has further tokens that are missing in the *base*. Each
+new embedding of the donor is written as a combination of the donor's embeddings of shared tokens,
+the *anchors*. The same combination of the base's embeddings of these tokens is the new embedding of
+the base.
 
 Let the base's shared embeddings be a linear image of the donor's, b = a M. Let r be the residual of
-the combination for the donor's embedding. The new embedding then has the error r M. It is exact up
-to rounding if r is 0, for instance with as many independent anchors as the donor's width.
+the combination for the donor's embedding. The error of the new embedding is then r M. It is 0 up to
+rounding if r is 0, for example if the number of independent anchors equals the donor's width.
 """
 
 import functools
@@ -74,7 +74,7 @@ def pursue(
       The anchors and coefficients, with min(k, number of anchors) for each row.
 
     Raises:
-      ValueError: If shapes do not fit, or k is not an integer >= 1.
+      ValueError: If shapes are inconsistent, or k is not an integer >= 1.
 
     References:
       Pati, Rezaiifar and Krishnaprasad, Orthogonal Matching Pursuit, 1993; Goddard and Fernandes
@@ -105,7 +105,7 @@ def neighbours(
       The anchors and weights, with min(k, number of anchors) for each row.
 
     Raises:
-      ValueError: If shapes do not fit, or k is not an integer >= 1.
+      ValueError: If shapes are inconsistent, or k is not an integer >= 1.
 
     >>> neighbours(jnp.array([[0.0]]), jnp.array([[1.0], [-3.0], [9.0]]), 2).coefficients.tolist()
     [[0.75, 0.25]]
@@ -136,7 +136,7 @@ def transplant(
       The base's rows of the new tokens.
 
     Raises:
-      ValueError: If shapes do not fit, or an argument is invalid.
+      ValueError: If shapes are inconsistent, or an argument is invalid.
 
     >>> donor, base = jnp.array([[1.0, 0.0], [0.0, 1.0]]), jnp.array([[2.0], [5.0]])
     >>> transplant(jnp.array([[3.0, 1.0]]), donor, base).tolist()
@@ -176,7 +176,8 @@ def combined(
 
 @functools.partial(jax.jit, static_argnames="k")
 def _pursue(targets: Array, anchors: Array, k: int) -> Combination:
-    # Units are powers of two. Dividing by them is exact and prevents overflow of squares and sums.
+    # The units are powers of two. Division by them is exact, and prevents overflow of squares and
+    # sums.
     unit, units = unit_of(anchors), unit_of(targets, [1])[:, None]
     anchors, targets = anchors / unit, targets / units
     (batch, width), eps = targets.shape, jnp.finfo(targets.dtype).eps
@@ -250,7 +251,7 @@ def _checked(targets: ArrayLike, anchors: ArrayLike, k: int) -> tuple[Array, Arr
 
 
 def _matrix(name: str, x: ArrayLike) -> Array:
-    """A matrix in float32 or wider; ValueError for anything else."""
+    """Converts a matrix to float32 or wider; raises a ValueError for anything else."""
     x = jnp.asarray(x)
     if x.ndim != 2 or not jnp.issubdtype(x.dtype, jnp.floating):
         raise ValueError(f"{name}: expected a matrix of floats, got {x.dtype}{list(x.shape)}")

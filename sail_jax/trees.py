@@ -153,7 +153,7 @@ def factor_of(path: str) -> tuple[str, str] | None:
 def static_difference(one: Any, other: Any) -> str:
     """Finds custom nodes of two trees that differ in their static data.
 
-    Functions count as equal if they have the same name, since each training state has its own.
+    Functions count as equal if they have the same name, because each training state has its own.
 
     Args:
       one: A tree.
@@ -186,7 +186,7 @@ def static_difference(one: Any, other: Any) -> str:
 
 
 def _differing(one: Any, other: Any, at: int) -> tuple[int, type, Any, Any] | None:
-    """The first node that differs: the place of its first leaf, its type and both data."""
+    """Finds the first node that differs: the path of its first leaf, its type, and both data."""
     if one == other or one.node_data() is None or other.node_data() is None:
         return None
     (kind, first), (other_kind, second) = one.node_data(), other.node_data()
@@ -205,7 +205,7 @@ def _differing(one: Any, other: Any, at: int) -> tuple[int, type, Any, Any] | No
 
 
 def _known(x: Any) -> Any:
-    """Static data as plain values, with functions and other objects by their names."""
+    """Returns static data as plain values, with functions and other objects by name."""
     if isinstance(x, dict):
         return {repr(key): _known(value) for key, value in x.items()}
     if isinstance(x, list | tuple):

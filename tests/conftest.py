@@ -1,10 +1,10 @@
-"""Shared test set-up: the suite runs on the CPU, so that it means the same on every machine, and
-with one BLAS thread per worker, as the command does (`sail_jax.cli.main` says why).
+"""Shared test set-up. The suite runs on the CPU, so that it is equivalent on every machine, and
+with one BLAS thread per worker, like the command (explained in `sail_jax.cli.main`).
 
-Nearly all the time of the tests goes into compiling programs that run once. So the quick and the
-slow tests compile without optimising, which takes a quarter of the time. With `XLA_FLAGS= pytest`
-they compile as users do, and the soak tests always. What a worker has compiled, now or earlier,
-the others read from disk."""
+Most of the time of the tests is spent on compiling programs that run once. Quick and slow tests
+therefore compile without optimisations, which takes a quarter of the time. With `XLA_FLAGS=
+pytest`, and always in soak tests, they compile with the usual optimisations. Programs compiled by
+one worker are read from disk by the others."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".programs"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# where in Python each operation comes from: 5 % of the time, and nothing here reads it
+# the Python location of each operation, which takes 5 % of the time and is never used here
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import less_waste
@@ -24,16 +24,16 @@ from sail_jax.cli.kernels import quick_flags
 
 
 def pytest_configure(config):
-    """Before the first program: XLA reads its flags when its first device is made."""
+    """Sets XLA's flags, which are read when the first device is created."""
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
-        less_waste.one_context()  # not in the process that hands out the tests: it runs none
+        less_waste.one_context()  # not in the process that distributes tests, since it runs none
     if "not soak" in config.getoption("markexpr"):
         os.environ.setdefault("XLA_FLAGS", quick_flags())
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """The garbage collector leaves what is imported and collected alone."""
+    """Excludes imported modules and collected tests from garbage collection."""
     with less_waste.kept():
         return (yield)
 
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def share(text):
-    """The numbers of "I/N"."""
+    """Parses "I/N"."""
     first, _, count = text.partition("/")
     if not (first.isdecimal() and count.isdecimal() and int(count)):
         raise ValueError(text)
@@ -67,7 +67,7 @@ def float64():
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_between_workers(tmp_path_factory):
-    """Where `tiny_runs` keeps what the workers of this session have computed."""
+    """The folder in which `tiny_runs` stores results of the workers of this session."""
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "tiny_runs"
     folder.mkdir(exist_ok=True)
@@ -75,8 +75,7 @@ def shared_between_workers(tmp_path_factory):
 
 
 def memory_is_short() -> bool:
-    """Whether this process holds a sixth of the machine's memory, and 2 GiB; true where the system
-    does not say."""
+    """Checks whether this process uses 1/6 of the machine's memory, and 2 GiB; true if unknown."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         size, physical = (os.sysconf(f"SC_{name}") for name in ("PAGE_SIZE", "PHYS_PAGES"))
@@ -87,8 +86,9 @@ def memory_is_short() -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_compilations():
-    """Of what one file traces and compiles, others need some: it is kept while there is room.
-    Thousands of kept programs take gigabytes."""
+    """Clears compiled programs if memory is short. They are kept otherwise, because other files use
+    some of them, but thousands of programs take gigabytes.
+    """
     yield
     if memory_is_short():
         for forget in less_waste.FORGET:

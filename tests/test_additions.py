@@ -1,4 +1,4 @@
-"""The pages "add a ..." are followed in a scratch folder: what they write has to be enough."""
+"""The pages "add a ..." are followed in a temporary folder; their code must be sufficient."""
 
 import os
 import re
@@ -19,15 +19,15 @@ def linked(source: Path, folder: Path) -> None:
     folder.unlink(missing_ok=True)
     folder.mkdir()
     for entry in source.iterdir():
-        if entry.name != "__pycache__":  # where the changed files would leave what they compile to
+        if entry.name != "__pycache__":  # where the changed files would store their bytecode
             (folder / entry.name).symlink_to(entry)
 
 
 def followed(page: str, folder: Path) -> Path:
     """The repository as links, but for the files to which a page adds: these are copies, and new.
 
-    A block to add goes to the end of the file that is named above it. One to change is a diff, of
-    lines that the file has once.
+    A block to add is appended to the file that is named above it. A change is a diff, of
+    lines that occur once in the file.
     """
     blocks = BLOCKS.findall((ROOT / "docs" / page).read_text())
     assert blocks, page
@@ -134,7 +134,7 @@ def test_a_method_that_refuses_negative_weights(tmp_path):
 
 @pytest.mark.slow
 def test_growth_methods_of_a_page_pass_the_tests_of_all(tmp_path):
-    """What its code adds to the table is there before the tests are collected."""
+    """The additions of its code are in the table before the tests are collected."""
     page = (ROOT / "docs" / "how_to" / "add_a_growth_method.md").read_text()
     (tmp_path / "the_page.py").write_text("\n".join(UNMARKED.findall(page)))
     linked(ROOT, here := tmp_path / "repository")

@@ -1,4 +1,5 @@
-"""Annotations are true: every doctest once more, with arguments and results checked at run time.
+"""Annotations are correct: every doctest runs again, with arguments and results checked at run
+time.
 
 Doctests and not the suite, which gives bad input on purpose and expects our own errors. The
 commands, which have no doctests, are run once on checkpoints.

@@ -1,4 +1,4 @@
-"""The order of rooms in docs/architecture.md, held against the imports of all three packages."""
+"""The order of rooms in docs/architecture.md, compared with the imports of all three packages."""
 
 import ast
 import re
@@ -104,7 +104,7 @@ def studies_between(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_study_imports_another(graph):
-    """What two studies share lies in `experiments.studies.shared`, or further up the list."""
+    """Code shared by two studies is in `experiments.studies.shared`, or further up the list."""
     assert studies_between(graph) == []
 
 
@@ -184,7 +184,7 @@ def test_a_reader_of_internals_would_be_found(line):
 
 
 def test_the_library_does_not_speak_of_flags():
-    """Messages name arguments, `resume=True`; the command line says `--resume` of them."""
+    """Messages contain arguments like `resume=True`; the command line prints `--resume`."""
     flag = re.compile(r"(^|[\s(';])--[a-z]")
     for file in sorted((ROOT / "sail_jax").rglob("*.py")):
         if "cli" in file.relative_to(ROOT).parts:

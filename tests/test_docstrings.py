@@ -1,4 +1,4 @@
-"""Names that a room hands on describe what they take, return and raise, in Google style.
+"""Exported names of a room describe their arguments, results and exceptions, in Google style.
 
 A room hands on what its `__init__` names, and what other rooms import. Other public names, methods
 of protocols, and functions of two lines at most need one sentence. A record that is passed on by
@@ -82,13 +82,14 @@ def attributes(tree: ast.Module) -> dict[str, set[str]]:
 
 
 def short(node: Function) -> bool:
-    """Whether a function has two lines at most, without its docstring."""
+    """Checks whether a function has at most two lines, without its docstring."""
     body = node.body[1:] if ast.get_docstring(node) is not None else node.body
     return not body or (body[-1].end_lineno or 0) - body[0].lineno < 2
 
 
 def public(tree: ast.Module, module: str) -> Iterator[tuple[str, Function | ast.ClassDef, bool]]:
-    """What a module offers: its name, its definition, and whether its parameters are described."""
+    """Lists the public names of a module: the name, its definition, and whether its
+    parameters are described."""
     for node in tree.body:
         if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
             described = bool({(module, node.name), (module, "*")} & handed_on())
@@ -126,7 +127,7 @@ def raises(node: Function) -> bool:
 
 
 def lacking(name: str, node: Function | ast.ClassDef, described: bool) -> Iterator[str]:
-    """What the docstring of one definition lacks."""
+    """Returns what is missing in the docstring of a definition."""
     text = ast.get_docstring(node)
     if text is None:
         if described or (isinstance(node, Function) and "." not in name and not short(node)):
@@ -138,7 +139,7 @@ def lacking(name: str, node: Function | ast.ClassDef, described: bool) -> Iterat
         return
     if short(node) and not described and section(text, "Args", "Returns", "Yields", "Raises"):
         yield f"{name} has two lines, and a docstring of more than a sentence"
-    # A section that is there is complete; where nobody but the room reads it, none has to be.
+    # Sections must be complete; only documented interfaces must have them.
     if not described and not re.search(r"^(Args|Returns|Yields|Raises):$", text, re.MULTILINE):
         return
     arguments = node.args

@@ -71,7 +71,7 @@ def test_a_faithful_line_is_the_paper_s_own_setting(key, line):
 
 
 def _known(study, *words):
-    """Fails for a study, a preset or an option that is not there."""
+    """Fails for a study, a preset or an option that does not exist."""
     presets = registry.load(study).presets
     config = presets[words[words.index("--preset") + 1] if "--preset" in words else "default"]
     for word in words:

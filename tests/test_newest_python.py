@@ -20,7 +20,7 @@ def program(path, text):
 
 
 def found(folder):
-    """What the script prints where no other commands are on the path."""
+    """Returns the output of the script without other commands on the path."""
     command = [str(shutil.which("bash")), str(SCRIPT)]
     done = subprocess.run(command, env={"PATH": str(folder)}, capture_output=True, text=True)
     return done.stdout.strip(), done.stderr.strip(), done.returncode

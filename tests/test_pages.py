@@ -1,4 +1,4 @@
-"""The README is short, links lead somewhere, shell blocks print what their pages show."""
+"""The README is short, links are valid, and shell blocks print the output shown on their pages."""
 
 import doctest
 import importlib
@@ -97,7 +97,7 @@ def test_blocks_of_shell_run_or_have_a_reason():
 
 @pytest.fixture(scope="session")
 def examples(tmp_path_factory):
-    """Where the folders that `sail-jax examples` makes are kept, for all workers."""
+    """The location of the folders made by `sail-jax examples`, for all workers."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "examples"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Closed forms from theory papers, and simulators of the same quantities.
+"""Closed forms from theory papers, with simulators of the same quantities.
 
 Every folder covers one paper or topic. Its `claims` modules compare predictions with
 simulations, or with averages of an estimator over random data; `sail-jax verify` runs all of these

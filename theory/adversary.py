@@ -1,9 +1,9 @@
-"""A search that tries to break a bound by ascent of simulated / predicted from random points.
+"""Searches for a violation of a bound by ascent of simulated / predicted from random points.
 
 A claim that is an inequality may have a `Domain`, the problems to which it applies. `attack`
-searches the domain for the problem at which the bound is nearest to being broken. It uses gradients
-where both sides are smooth, and CMA-ES elsewhere. Other code, `again`, evaluates its outcome a
-second time.
+searches the domain for the problem at which the bound is closest to being violated. It uses
+gradients where both sides are smooth, and CMA-ES elsewhere. Independent code, `again`, evaluates
+the result a second time.
 """
 
 import functools
@@ -26,7 +26,7 @@ ATTAINED = 0.95
 LOOSE = ATTAINED / 2
 # A ratio may exceed 1 by this much through rounding.
 ROUNDING = 1e-9
-# The largest difference of two evaluations of one ratio, relative to the ratio or to a tenth,
+# The largest difference between two evaluations of a ratio, relative to the ratio or to a tenth,
 # whichever is larger. Differences of networks that are 1e-6 apart have four good digits.
 AGREES = 1e-3
 
@@ -39,10 +39,10 @@ class Box:
     """The range of one number, or of each entry of an array.
 
     Attributes:
-      low: The least value.
+      low: The smallest value.
       high: The largest value.
       shape: Shape of the array; () for a number.
-      log: Whether the logarithm is uniform at the random starts; `low` is positive then.
+      log: Whether the logarithm is uniform at the random starts; `low` must then be positive.
     """
 
     low: float
@@ -56,10 +56,10 @@ class Box:
         return math.prod(self.shape)
 
     def place(self, share: Any) -> Any:
-        """Maps shares in [0, 1] to values, by arithmetic that JAX can differentiate.
+        """Maps fractions in [0, 1] to values, differentiably.
 
         Args:
-          share: The shares.
+          share: The fractions.
 
         Returns:
           The values.
@@ -80,11 +80,11 @@ class Domain:
     Attributes:
       problems: A description of them.
       boxes: The ranges of their parts, by name.
-      ratio: The ratio of both sides at a problem. The bound is that it is at most 1. It is
+      ratio: The ratio of both sides at a problem. The bound states that it is at most 1. It is
         simulated / predicted for "<=", and predicted / simulated for ">=".
-      again: The same ratio by other code, in NumPy and without derivatives.
+      again: The same ratio by independent code, in NumPy and without derivatives.
       allowed: A number that is >= 0 where a problem satisfies the bound's assumptions. None if all
-        problems of the boxes do.
+        problems in the boxes satisfy them.
       smooth: Whether JAX can differentiate `ratio` and `allowed`. Otherwise they take NumPy arrays.
       without: Ratios by the name of a term of the bound, each for the bound without that term.
     """
@@ -101,7 +101,7 @@ class Domain:
         """Returns the problem at a point of the unit cube.
 
         Args:
-          shares: A vector with an entry in [0, 1] for each number of the boxes.
+          shares: A vector with an entry in [0, 1] for each number in the boxes.
 
         Returns:
           Its parts by name.
@@ -122,12 +122,12 @@ class Attack:
       id: The id of the claim.
       problems: A description of the problems that were searched.
       ratio: The largest ratio of both sides. It is at most 1 if the bound holds.
-      again: The ratio at the same problem, by other code.
+      again: The ratio at the same problem, by independent code.
       at: The problem.
-      evaluations: The number of problems that were tried.
+      evaluations: The number of evaluated problems.
       terms: The largest ratio for the bound without a term, by the name of the term.
       code: The fingerprint of the code that was searched.
-      searched: Whether that is the code of this version. Otherwise this version has only evaluated
+      searched: Whether this is the code of this version. Otherwise, this version has only evaluated
         the ratios at the problem.
     """
 
@@ -143,7 +143,7 @@ class Attack:
 
     @property
     def confirmed(self) -> bool:
-        """Whether both evaluations agree within `AGREES`. They have to, for every bound."""
+        """Whether both evaluations agree within `AGREES`, which is required for every bound."""
         if not (math.isfinite(self.ratio) and math.isfinite(self.again)):
             return self.ratio == self.again
         largest = max(abs(self.ratio), abs(self.again), 0.1)
@@ -151,12 +151,12 @@ class Attack:
 
     @property
     def broken(self) -> bool:
-        """Whether both evaluations find that the bound does not hold."""
+        """Whether the bound is violated in both evaluations."""
         return min(self.ratio, self.again) > 1 + ROUNDING
 
     @property
     def kind(self) -> str:
-        """The sharpness of the bound, in a word."""
+        """The sharpness of the bound, as one word."""
         ratio = min(self.ratio, self.again)
         if not self.confirmed:
             return "not confirmed"
@@ -205,17 +205,17 @@ def quadrature(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = math.inf) -> Attack:
-    """Searches the problem at which a bound is nearest to being broken, in float64.
+    """Searches for the problem at which a bound is closest to being violated, in float64.
 
     Args:
       name: The claim's id.
       domain: The problems.
       seed: Seed of the random starts.
-      seconds: The time limit of the search. A round that has begun is finished.
+      seconds: The time limit of the search. A round that has started is finished.
 
     Returns:
-      The outcome of the search. It depends on the seed, and on the time only if that is too short
-      for all rounds.
+      The outcome of the search. It depends on the seed, and on the time limit only if it is too
+      short for all rounds.
     """
     import jax
 
@@ -241,7 +241,7 @@ def attack(name: str, domain: Domain, *, seed: int = 0, seconds: float = math.in
 
 
 def evaluated(found: Attack, domain: Domain) -> Attack:
-    """Evaluates the outcome of a search of other code once more, with the code of this version.
+    """Re-evaluates the outcome of an earlier search with the code of this version.
 
     Args:
       found: The outcome of a search.
@@ -292,7 +292,7 @@ def _climb(
     def loss(z: "Array") -> tuple["Array", "Array"]:
         ratio, outside = value(z)
         kept = jnp.where(outside > 0, -jnp.inf, ratio)
-        # The logarithm of positive ratios, since they differ by orders of magnitude.
+        # The logarithm of positive ratios, because they differ by orders of magnitude.
         gain = jnp.where(ratio > 0, jnp.log(jnp.where(ratio > 0, ratio, 1.0)), ratio - 1)
         return 10 * outside - gain, jnp.where(jnp.isfinite(kept), kept, -jnp.inf)
 
@@ -335,7 +335,7 @@ def _evolve(
     import cmaes
 
     def value(shares: np.ndarray) -> float:
-        """Computes the ratio, or a negative number that rises towards the domain outside of it."""
+        """Computes the ratio; outside the domain, a negative number that increases towards it."""
         problem = domain.at(shares)
         margin = math.inf if domain.allowed is None else float(domain.allowed(problem))
         ratio = float(domain.ratio(problem)) if margin >= 0 else margin - 1

@@ -1,7 +1,7 @@
-"""Claims compare a closed form with a simulator, and a ledger lists their verdicts.
+"""Claims compare a closed form with a simulator, and a ledger lists the verdicts.
 
-A claim that is wrong as printed is kept as printed and is expected to fail. The ledger is sound
-when every claim fares as expected. The score shows how far a misprint is off.
+A claim that is wrong as printed is kept as printed and is expected to fail. The ledger is sound if
+every claim has the expected verdict. The score shows the size of the error of a misprint.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ import numpy as np
 from sail_jax.checks import argument, nearest, one_of
 from theory import coverage
 
-# JAX is slow to import. Only the check of a claim needs it, so it is imported there.
+# JAX is slow to import. It is only required to check a claim, and is imported there.
 if TYPE_CHECKING:
     import pandas as pd
     from jaxtyping import Array
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from theory.adversary import Domain
 
 # |z| above which agreement is rejected. A true Gaussian claim exceeds it with probability 6e-5, and
-# some claim of a ledger of a hundred with 0.6 %. Seeds are fixed, so a sound ledger stays sound.
+# any of a hundred claims with probability 0.6 %. Seeds are fixed, so a sound ledger remains sound.
 Z_MAX = 4.0
 
 # The default effect: the change of the prediction that a claim must detect. It is 5 % of the
@@ -40,7 +40,7 @@ Z_MAX = 4.0
 EFFECT = 0.05
 MISS = 0.01
 
-# The rounding of hundreds of operations on numbers of order one, in float64.
+# The rounding error of hundreds of operations on numbers of order one, in float64.
 ROUNDING = 1e-12
 
 # The status of a claim, by the last part of its id.
@@ -59,7 +59,7 @@ Relation = Literal["=", "<=", ">="]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A simulated number with exactly one kind of error.
+    """A simulated number with one kind of error.
 
     Attributes:
       value: The number.
@@ -78,7 +78,7 @@ class Estimate:
 
     @classmethod
     def mean(cls, values: "Array | np.ndarray | list[float]") -> "Estimate":
-        """Takes the mean of independent draws, with its standard error.
+        """Computes the mean of independent draws, with its standard error.
 
         Args:
           values: The draws, a vector of two or more.
@@ -95,7 +95,7 @@ Simulate = Callable[["Array", bool], Estimate]  # (key, quick)
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """A statement of a paper, or one of ours, as two sides that can be compared.
+    """A statement from a paper, or an additional one, with two sides that can be compared.
 
     Attributes:
       id: "paper/statement/variant". The variant is a key of `STATUSES`.
@@ -103,7 +103,7 @@ class Claim:
       source: The paper, and the number of the theorem or equation.
       domain: The numbers at which both sides are evaluated.
       predict: Returns the predicted value.
-      simulate: Takes a key and whether a tenth of the work is enough. It returns the simulated
+      simulate: Takes a key and a flag that reduces the work to a tenth, and returns the simulated
         value with its error.
       relation: "=", "<=" or ">=", as in "simulated = predicted", within the error of the
         simulation.
@@ -111,9 +111,9 @@ class Claim:
       effect: The smallest change of the prediction that the simulation must detect. None means 5 %
         of the prediction, or .05 where it is 0.
       draws: A name for the random numbers. None means "paper/statement". Claims with the same name
-        share a key. A statement as printed and as corrected is therefore compared with one number,
-        which is computed once.
-      without: Functions by the name of a term. Each computes the prediction without its term.
+        share a key. The printed and the corrected statement are therefore compared with the same
+        number, which is computed once.
+      without: Functions by the name of a term. Each computes the prediction without this term.
       attack: The problems on which a bound can be attacked, or the reason why there are none. None
         for equalities and misprints.
       overlooks: The wrong predictions (see `mutants`) with which the claim is known to hold in a
@@ -141,12 +141,12 @@ class Claim:
 
     @property
     def expected(self) -> bool:
-        """Whether the claim should hold. Only misprints should not."""
+        """Whether the claim is expected to hold; only misprints are not."""
         return not self.id.endswith("/printed")
 
     @property
     def bound(self) -> bool:
-        """Whether the claim is an inequality that should hold."""
+        """Whether the claim is an inequality that is expected to hold."""
         return self.expected and self.relation != "="
 
 
@@ -155,7 +155,7 @@ Sides = Callable[..., Any]  # returns the prediction and the simulator, or the p
 
 @dataclass(frozen=True)
 class Stated:
-    """The claims that `claim` makes of a function. `beside` adds other variants of them.
+    """The claims that `claim` makes from a function. `beside` adds other variants of them.
 
     Attributes:
       claims: One claim for each problem.
@@ -175,10 +175,10 @@ class Stated:
         attack: "Domain | str | None" = None,
         overlooks: str = "",
     ) -> Callable[[Sides], "Stated"]:
-        """Decorates a function that states the same in another form, such as corrected.
+        """Decorates a function that states the same in another form, for example corrected.
 
-        The claim has the simulation and the domain of this one, and its source unless the docstring
-        has another.
+        The claim has the simulation and the domain of this one, and also its source unless the
+        docstring has its own.
 
         Args:
           status: A key of `STATUSES`.
@@ -189,8 +189,8 @@ class Stated:
           overlooks: As for `Claim`.
 
         Returns:
-          A decorator of a function that returns the prediction alone. It may take the parameters of
-          this claim's function by their names.
+          A decorator of a function that returns the prediction alone. It may have parameters with
+          the names of this claim's function.
         """
 
         def decorate(predict: Sides) -> Stated:
@@ -232,16 +232,17 @@ def claim(
 ) -> Callable[[Sides], Stated]:
     """Decorates a function that states a claim and returns the prediction and its simulator.
 
-    The function is called in float64 when the claim is checked. Its docstring has all texts of the
-    claim: the statement, then the paragraphs of the note, if any, and at the end
+    The function is called in float64 when the claim is checked. Its docstring contains all texts of
+    the claim: the statement, then the paragraphs of the note, if any, and at the end
 
-        Source: the place of the statement in the paper
+        Source: the location of the statement in the paper
         Domain: the numbers at which both sides are evaluated
 
-    The paper's name is put before the source unless it has the name already, as in "beyond paper:
-    Thm 3.9 in finite time". The theorems and equations of the source decide which statement of
-    `theory.coverage` the claim answers to. `{name}` in a docstring is replaced by a parameter of
-    the function or by a value of its module. The parameters are the numbers of the problem.
+    The paper's name is prepended to the source unless the source already contains it, as in "beyond
+    paper: Thm 3.9 in finite time". The theorems and equations in the source determine which
+    statement of `theory.coverage` the claim tests. `{name}` in a docstring is replaced by a
+    parameter of the function or by a value of its module. The parameters are the numbers of the
+    problem.
 
     Args:
       paper: The paper, with which the claim's id begins.
@@ -328,7 +329,7 @@ def _texts(name: str, function: Sides, numbers: Mapping[str, Any]) -> _Texts:
 
 
 def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:
-    """Delays the call of a function, in float64, until its result is needed, and calls it once."""
+    """Delays a call of a function, in float64, until its result is required, and calls it once."""
 
     @functools.cache
     def called() -> Any:
@@ -345,7 +346,7 @@ _STATED: dict[str, list[Claim]] = {}
 
 
 def _registered(function: Sides, stated: Stated) -> Stated:
-    """Checks that claims are complete, and files them under the module of their function."""
+    """Checks that claims are complete, and registers them under the module of their function."""
     for made in stated.claims:
         one_of(f"{made.id}: its last part", made.id.rpartition("/")[2], tuple(STATUSES))
         if made.bound and made.attack is None:
@@ -387,7 +388,7 @@ def rooms() -> tuple[str, ...]:
 def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
     """Evaluates a closed form in one compiled program.
 
-    Without this, JAX compiles a closed form operation by operation, which takes longer.
+    Otherwise, JAX compiles a closed form operation by operation, which takes longer.
 
     Args:
       formula: The closed form, such as `deep_linear.scratch_risk`.
@@ -408,7 +409,7 @@ def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
 def generator(key: "Array") -> np.random.Generator:
     """Makes a NumPy random generator from a JAX key.
 
-    It is for simulations in which JAX would compile nothing but random numbers.
+    It is for simulations that would use JAX only for random numbers.
 
     Args:
       key: Random key.
@@ -422,15 +423,15 @@ def generator(key: "Array") -> np.random.Generator:
 
 
 def once(draw: Callable[["Array", bool], Any]) -> Callable[["Array", bool], Any]:
-    """Caches the last outcome of a draw that several simulators share.
+    """Caches the last result of a draw that several simulators share.
 
     Claims that measure the same draws in several ways, with one name for `draws`, draw once.
 
     Args:
-      draw: Takes a key and whether a tenth of the work is enough.
+      draw: Takes a key and a flag that reduces the work to a tenth.
 
     Returns:
-      The same function. A repeated call returns the cached outcome.
+      The same function. A repeated call returns the cached result.
 
     >>> import jax
     >>> drawn = once(lambda key, quick: [key])
@@ -455,10 +456,10 @@ def once(draw: Callable[["Array", bool], Any]) -> Callable[["Array", bool], Any]
 
 @contextlib.contextmanager
 def optimised() -> Iterator[None]:
-    """Turns on JAX's compiler optimisations in a `with` block or in a decorated function.
+    """Enables JAX's compiler optimisations in a `with` block or in a decorated function.
 
-    It is for loops of thousands of steps, which run for longer than they compile. Elsewhere the
-    command turns optimisation off to compile quickly.
+    It is for loops of thousands of steps, whose run time exceeds their compile time. Elsewhere, the
+    command disables optimisations to compile quickly.
 
     Yields:
       Nothing.
@@ -491,18 +492,18 @@ def measured(compute: Callable[[], Any], tolerance: float = ROUNDING) -> Simulat
 class Power:
     """The power of a comparison, for errors that are Gaussian or within the tolerance.
 
-    An equality is assumed to be true. A bound and a misprint are assumed to be as far off as in the
-    simulation.
+    An equality is assumed to be true. The error of a misprint and the slack of a bound are assumed
+    to be as in the simulation.
 
     Attributes:
       effect: The change of the prediction that the claim must detect. For a misprint it is the
-        error of the printed value. A bound is tightened by it.
+        error of the printed value. A bound is tightened by this amount.
       sees: The smallest change that is overlooked with a probability of at most `MISS`.
-      false_alarm: The probability that a true claim does not hold. For a bound it is the one where
-        the bound is attained.
+      false_alarm: The probability that a true claim does not hold. For a bound, it is the
+        probability where the bound is attained.
       miss: The probability that the claim still holds if its prediction is changed by `effect`. For
-        a misprint it is the probability that the printed value holds.
-      slack: The distance between simulation and bound, for a bound that should hold. It is 0 for
+        a misprint, it is the probability that the printed value holds.
+      slack: The distance between simulation and bound, for a bound that is expected to hold; 0 for
         other claims.
     """
 
@@ -532,7 +533,7 @@ class Verdict:
       holds: Whether the claim holds.
       power: The power of the comparison.
       seconds: Its duration.
-      unnoticed: Names of wrong predictions (see `mutants`) with which the claim would hold too.
+      unnoticed: Names of wrong predictions (see `mutants`) for which the claim would also hold.
     """
 
     claim: Claim
@@ -548,7 +549,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether the claim fares as expected."""
+        """Whether the claim has the expected verdict."""
         return self.holds == self.claim.expected
 
 
@@ -557,8 +558,8 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
 
     Args:
       claim: The claim.
-      seed: Seed of the simulation. The simulator's key depends on it and on the name of the
-        claim's draws only, not on which other claims are checked.
+      seed: Seed of the simulation. The simulator's key depends only on the seed and on the name of
+        the claim's draws, not on the other claims that are checked.
       quick: Whether the simulator does only about a tenth of the work.
 
     Returns:
@@ -575,15 +576,15 @@ def check(claim: Claim, *, seed: int = 0, quick: bool = False) -> Verdict:
     return judge(claim, predicted, estimate, time.perf_counter() - start, wrong)
 
 
-# Claims of one statement mostly follow one another, so a small cache is enough.
+# Claims of one statement are mostly consecutive, so a small cache is sufficient.
 @functools.lru_cache(maxsize=32)
 def _simulated(simulate: Simulate, draws: str, seed: int, quick: bool) -> Estimate:
-    """Simulates a claim. Claims with the same simulator and draws share the outcome."""
+    """Simulates a claim. Claims with the same simulator and draws share the result."""
     return simulate(claim_key(draws, seed), quick)
 
 
 def _score(predicted: float, estimate: Estimate) -> float:
-    """(simulated - predicted) in standard errors, or in tolerances."""
+    """Computes (simulated - predicted) in standard errors, or in tolerances."""
     difference = estimate.value - predicted
     unit = estimate.stderr if estimate.stderr is not None else estimate.tolerance
     # Without an error only equality agrees. inf * 0 would be NaN.
@@ -634,7 +635,7 @@ def judge(
 
 
 def _effect(claim: Claim, predicted: float) -> float:
-    """Returns the change of the prediction that a claim which should hold must detect."""
+    """Returns the change of the prediction that a claim must detect if it should hold."""
     return EFFECT * (abs(predicted) or 1.0) if claim.effect is None else claim.effect
 
 
@@ -642,14 +643,14 @@ def mutants(claim: Claim, predicted: float) -> dict[str, float]:
     """Makes wrong predictions from the prediction of a claim that should hold.
 
     An equality is moved by its effect in both directions, and a bound is tightened by it. Each term
-    in `claim.without` is left out in turn.
+    in `claim.without` is omitted in turn.
 
     Args:
       claim: The claim.
       predicted: Its prediction.
 
     Returns:
-      Wrong predictions by name. A misprint gets none, since it is wrong already.
+      Wrong predictions by name. A misprint gets none, because it is already wrong.
     """
     if not claim.expected:
         return {}
@@ -667,9 +668,10 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
     """Computes the power of the comparison of a claim with an estimate.
 
     Args:
-      claim: The claim. Its relation, its effect and whether it should hold are used.
+      claim: The claim. Its relation, its effect and its expected verdict are used.
       predicted: Its prediction.
-      estimate: Its simulation. Its error is used, and its value except for equalities.
+      estimate: Its simulation. Its error is used, and also its value unless the claim is an
+        equality.
 
     Returns:
       The effect, the smallest detected change, the two probabilities of error, and the slack.
@@ -682,8 +684,7 @@ def power(claim: Claim, predicted: float, estimate: Estimate) -> Power:
     else:
         effect, slack = abs(estimate.value - predicted) if two_sided else -room, 0.0
     if estimate.stderr is None:
-        # If the true value is unknown, it may be off by the tolerance, and the simulated value by
-        # as much again.
+        # If the true value is unknown, both it and the simulated value may be off by the tolerance.
         unknown = 2 if claim.expected and two_sided else 1
         sees = slack + unknown * float(estimate.tolerance or 0.0)
         return Power(effect, sees, 0.0, float(not effect > sees), slack)
@@ -709,7 +710,7 @@ def claim_key(name: str, seed: int) -> "Array":
 
     key = jax.random.key(seed)
     for byte in name.encode():
-        # Python's `hash` of a text would differ from process to process.
+        # Python's `hash` of a string would differ between processes.
         key = jax.random.fold_in(key, byte)
     return key
 
@@ -759,7 +760,7 @@ def table(
 
     Args:
       patterns: Globs of ids, as in `select`.
-      check: Whether both sides are evaluated. All claims take some minutes.
+      check: Whether both sides are evaluated. This takes some minutes for all claims.
       seed: Seed of the simulations.
       quick: Whether simulators do only about a tenth of the work.
 

@@ -1,13 +1,13 @@
-"""A table of every numbered statement of the papers, and of the claims that test each one.
+"""A table of every numbered statement of the papers, with the claims that test it.
 
 A statement is a theorem, lemma, proposition, corollary or definition, or a displayed equation that
-states a result. The table lists equations by their numbers, so none can be forgotten. A statement
+states a result. The table lists equations by number, so that none can be forgotten. A statement
 without claims has a reason instead. `gaps` and `orphans` are both empty for a complete ledger.
 
-The source of a claim decides which statements it answers to. "Thm 3.6, eq. (10), p. 6" names
-Theorem 3.6, to which eq. (10) belongs. A source that names no theorem and no equation, as "App.
-C.2", is placed by its appendix, section or figure. Text in brackets, as "(Section 4.2)", does not
-count. A source with the word "beyond" belongs to our additions to a paper, if the table has a row
+The source of a claim determines which statements it tests. "Thm 3.6, eq. (10), p. 6" refers to
+Theorem 3.6, to which eq. (10) belongs. A source without a theorem or an equation, such as "App.
+C.2", is assigned by its appendix, section or figure. Text in brackets, such as "(Section 4.2)", is
+ignored. A source with the word "beyond" belongs to the additions to a paper, if the table has a row
 for them.
 """
 
@@ -38,7 +38,7 @@ class Sourced(Protocol):
 
     @property
     def source(self) -> str:
-        """The place of the claim in its paper."""
+        """The location of the claim in its paper."""
         ...
 
 
@@ -69,7 +69,7 @@ _SHORT |= {"App": "Appendix", "Appendices": "Appendix"}
 
 
 def _named(text: str, kinds: str) -> set[str]:
-    """Finds references of some kinds, such as "Lemma 4", outside of brackets.
+    """Finds references of given kinds, such as "Lemma 4", outside brackets.
 
     >>> sorted(_named("Thms 4.4 and A.3 (Section 2), by Prop 1", _RESULTS))
     ['Proposition 1', 'Theorem 4.4', 'Theorem A.3']
@@ -90,13 +90,13 @@ def _equations(text: str) -> set[int]:
 
 
 def _inside(place: str, larger: str) -> bool:
-    """Whether "Appendix C.2" is in "Appendix C"; "Figure 40" is not in "Figure 4"."""
+    """Checks whether "Appendix C.2" is in "Appendix C"; "Figure 40" is not in "Figure 4"."""
     after = place.removeprefix(larger)[:1]
     return place == larger or (place.startswith(larger) and not (larger[-1] + after).isdigit())
 
 
 def _answered(claim: Sourced, statements: Sequence[Statement]) -> list[Statement]:
-    """The statements that a claim answers to."""
+    """Finds the statements that a claim tests."""
     own = [s for s in statements if s.paper == claim.id.split("/")[0]]
     beyond = [s for s in own if s.name == _BEYOND]
     if beyond and "beyond" in claim.source:
@@ -114,14 +114,14 @@ def _answered(claim: Sourced, statements: Sequence[Statement]) -> list[Statement
 
 
 def position(claim: Sourced) -> int:
-    """Finds where a claim belongs in the order of the papers' statements.
+    """Finds the position of a claim in the order of the papers' statements.
 
     Args:
       claim: The claim.
 
     Returns:
-      The position in `STATEMENTS` of the first statement to which it answers. A claim that answers
-      to none comes last.
+      The position in `STATEMENTS` of the first statement that it tests. A claim that tests none
+      comes last.
     """
     found = map(STATEMENTS.index, _answered(claim, STATEMENTS))
     return min(found, default=len(STATEMENTS))
@@ -130,14 +130,14 @@ def position(claim: Sourced) -> int:
 def answers(
     claims: Iterable[Sourced], statements: Sequence[Statement] | None = None
 ) -> dict[Statement, list[str]]:
-    """Finds the claims that answer to each statement, by their sources.
+    """Finds the claims that test each statement, by their sources.
 
     Args:
       claims: The claims.
       statements: The table to compare with; None for `STATEMENTS`.
 
     Returns:
-      The ids of the claims by statement, those without claims included.
+      The ids of the claims by statement, including statements without claims.
     """
     statements = STATEMENTS if statements is None else statements
     found: dict[Statement, list[str]] = {statement: [] for statement in statements}
@@ -291,15 +291,15 @@ STATEMENTS = (
 def gaps(
     claims: Iterable[Sourced], statements: Sequence[Statement] | None = None
 ) -> dict[str, list[str]]:
-    """Lists what a set of claims leaves uncovered.
+    """Lists the statements that a set of claims does not cover.
 
     Args:
       claims: The claims.
       statements: The table to compare with; None for `STATEMENTS`.
 
     Returns:
-      A list for each paper with gaps. It has the statements with neither claims nor a reason, or
-      with both, the theorems that no source names, and the equations that no statement lists.
+      A list for each paper with gaps. It contains the statements with neither claims nor a reason,
+      or with both, the theorems that no source mentions, and the equations that no statement lists.
     """
     claims = list(claims)
     found, sources = answers(claims, statements), {claim.id: claim.source for claim in claims}
@@ -327,7 +327,7 @@ def orphans(claims: Iterable[Sourced], statements: Sequence[Statement] | None = 
       statements: The table to compare with; None for `STATEMENTS`.
 
     Returns:
-      A line for each claim, with its id and its source. Claims on papers outside of the table are
+      A line for each claim, with its id and its source. Claims on papers outside the table are
       ignored.
     """
     table = STATEMENTS if statements is None else statements

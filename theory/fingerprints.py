@@ -1,8 +1,8 @@
-"""Fingerprints of code: the outcome of a search expires when the code of its bound changes.
+"""Fingerprints of code: the result of a search expires when the code of its bound changes.
 
 A fingerprint covers functions and everything that they use inside `theory`, found by name without
-running it. A change of comments, docstrings or line breaks does not change it. A change of code
-outside `theory` does not, either.
+running it. It does not change with comments, docstrings or line breaks, nor with code outside
+`theory`.
 """
 
 import ast
@@ -136,7 +136,7 @@ def _statement(function: Any) -> Place | None:
 
 
 def _parts(value: Any) -> Iterator[Place | str]:
-    """Splits a value into statements and text: functions, with what they hold, and data."""
+    """Splits a value into statements and text: functions, with their values, and data."""
     if isinstance(value, functools.partial):
         yield from _parts((value.func, value.args, value.keywords))
     elif hasattr(value, "__wrapped__"):
@@ -162,7 +162,7 @@ def _parts(value: Any) -> Iterator[Place | str]:
 
 
 def forget() -> None:
-    """Forgets the sources that were read, such as those of a package that has changed since."""
+    """Clears the cache of sources, for a package that has changed since."""
     for cached in (_module, _uses, _hash):
         cached.cache_clear()
 
@@ -174,7 +174,7 @@ def fingerprint(value: Any) -> str:
       value: A function, or data with functions in it, such as a `theory.adversary.Domain`.
 
     Returns:
-      A text of 16 hexadecimal digits. It is the same on all machines.
+      A string of 16 hexadecimal digits, the same on all machines.
     """
     parts = list(_parts(value))
     found, open_ = set(), {part for part in parts if isinstance(part, tuple)}

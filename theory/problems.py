@@ -1,12 +1,12 @@
-"""The conventions that all closed forms share, and the helpers that check arguments.
+"""Conventions that all closed forms share, and helpers that check arguments.
 
 Inputs are x ~ N(0, I_d). Labels are y = x.beta_t + sigma * noise with noise ~ N(0, 1), so `sigma`
 is a standard deviation. Source and target are unit vectors at an angle `theta` in radians. The
-training loss is |y - X beta|^2 / (2n), plus ridge |w|^2 / 2 on the trained weights where there is a
-ridge. Gradient flow runs at unit rate. The risk is the full E|beta_hat - beta_t|^2, with neither a
-factor 1/2 nor label noise. The load is n / d, the number of samples per dimension. `depth` counts
-weight matrices. Depth 1 is linear regression, and inf is allowed where a closed form has that
-limit.
+training loss is |y - X beta|^2 / (2n), plus ridge |w|^2 / 2 on the trained weights if there is a
+ridge. Gradient flow runs at unit rate. The risk is the full E|beta_hat - beta_t|^2, without a
+factor 1/2 and without label noise. The load is n / d, the number of samples per dimension. `depth`
+counts weight matrices. Depth 1 is linear regression, and inf is allowed where a closed form has
+that limit.
 """
 
 import functools
@@ -33,11 +33,11 @@ Result = TypeVar("Result")
 
 
 def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Makes a function refuse arguments at which its result is NaN.
+    """Makes a function reject arguments for which its result is NaN.
 
     Each argument may be in range while a square or a product of them exceeds the largest float. 0
-    times infinity is then NaN. Descent at too large a rate ends in NaN, too. Results that are
-    traced by JAX are not checked.
+    times infinity is then NaN. Descent with a rate that is too large also ends in NaN. Results that
+    are traced by JAX are not checked.
 
     Args:
       function: A function of arrays and pytrees.
@@ -48,7 +48,7 @@ def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
     """
     check = _checked
 
-    # A lambda, since import hooks that check types would give a function globals of its own.
+    # A lambda, because import hooks that check types would give a function its own globals.
     refusing: Any = lambda *args, **kwargs: check(function, args, kwargs)  # noqa: E731
     # With the globals of the function's own module. doctest skips functions of another module.
     of = getattr(inspect.unwrap(function), "__globals__", {})
@@ -57,17 +57,17 @@ def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 class _UndefinedError(ValueError):
-    """Raised where a result is not a number."""
+    """Raised if a result is not a number."""
 
 
 def _checked(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Calls a function and refuses a result that is NaN."""
+    """Calls a function and rejects a result that is NaN."""
     try:
         result = function(*args, **kwargs)
         if any(np.isnan(known).any() for known in _numbers(result)):
             raise _UndefinedError
     except (ArithmeticError, _UndefinedError) as error:
-        # Also for an error of an inner function, since the user knows the arguments of this one.
+        # Also for an error of an inner function, because the user knows the arguments of this one.
         found = "NaN" if isinstance(error, _UndefinedError) else error
         raise _UndefinedError(
             f"the result of {function.__name__} must be a number; got {found} where "
@@ -152,14 +152,14 @@ def draw(key: Array, n: int, d: int, theta: ArrayLike, sigma: ArrayLike) -> Samp
       ValueError: If d < 2.
     """
     beta_s, beta_t = tasks(d, theta)
-    # Noise has its own key, so data sets of different noise levels share their inputs.
+    # The noise has its own key, so that data sets of different noise levels share their inputs.
     key_x, key_noise = jax.random.split(key)
     x = jax.random.normal(key_x, (n, d))
     return Sample(x, x @ beta_t + sigma * jax.random.normal(key_noise, (n,)), beta_s, beta_t)
 
 
 def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Makes a closed form compute in float64 and refuse NaN.
+    """Makes a closed form compute in float64 and reject NaN.
 
     Args:
       closed_form: A function that returns a pytree of arrays.
@@ -171,11 +171,11 @@ def in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def unchecked_in_float64(closed_form: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Makes a closed form compute in float64 whatever the caller's precision.
+    """Makes a closed form compute in float64, regardless of the caller's precision.
 
     The result may have NaN where a quantity is undefined, as in a table of several quantities.
-    float64 is needed because counts above 2^24, squares above 1e38 and differences of nearly equal
-    numbers do not fit into float32, although the results do.
+    float64 is necessary because counts above 2^24, squares above 1e38 and differences of nearly
+    equal numbers are not representable in float32, although the results are.
 
     Args:
       closed_form: A function that returns a pytree of arrays.
@@ -218,7 +218,7 @@ def cos_sin(theta: ArrayLike) -> tuple[Array, Array]:
 def wallis(m: int) -> float:
     """Computes C(2m, m) / 4^m = Gamma(m + 1/2) / (sqrt(pi) Gamma(m + 1)) without losing digits.
 
-    A difference of two logarithms of factorials would lose them at large m.
+    The difference of two logarithms of factorials would lose digits at large m.
 
     Args:
       m: An integer >= 0.
@@ -237,7 +237,7 @@ def wallis(m: int) -> float:
 def log1p(x: Array) -> Array:
     """Computes log(1 + x) to a few units of rounding.
 
-    XLA's own `log1p` is off by some 100 of them in float64, for x between -0.41 and -0.36.
+    XLA's own `log1p` has an error of about 100 units in float64, for x between -0.41 and -0.36.
 
     Args:
       x: Values >= -1, of any shape.
@@ -246,7 +246,7 @@ def log1p(x: Array) -> Array:
       The logarithms, with the shape of `x`.
     """
     # Below -1/4 the logarithm magnifies the rounding of 1 + x at most threefold. The usual
-    # correction log(y) x / (y - 1) fails, since the compiler simplifies (1 + x) - 1 to x.
+    # correction log(y) x / (y - 1) fails, because the compiler simplifies (1 + x) - 1 to x.
     low = x < -0.25
     return jnp.where(low, jnp.log(1 + x), jnp.log1p(jnp.where(low, 0.0, x)))
 
@@ -294,8 +294,8 @@ def check(
 ) -> None:
     """Raises an error unless every known value satisfies a condition.
 
-    Values that are traced by JAX are not checked. NaN never passes, since comparisons with NaN are
-    false.
+    Values that are traced by JAX are not checked. NaN never passes, because comparisons with NaN
+    are false.
 
     Args:
       name: The argument's name, for the message.
@@ -333,7 +333,7 @@ def check_sum(weights: Array) -> None:
 
 
 def check_squares(name: str, value: ArrayLike | Sequence[float]) -> None:
-    """Raises an error unless values are finite and sums of their squares are, too.
+    """Raises an error unless values and sums of their squares are finite.
 
     Args:
       name: The argument's name, for the message.
@@ -370,13 +370,13 @@ def check_times(times: Sequence[float] | ArrayLike) -> Float[Array, " times"]:
 
 
 def check_theta(theta: ArrayLike) -> None:
-    """Raises an error unless theta lies in [0, pi].
+    """Raises an error unless theta is in [0, pi].
 
     Args:
-      theta: Angles in radians. 1e-6 beyond pi is tolerated, since float32 rounds pi upwards.
+      theta: Angles in radians. 1e-6 beyond pi is tolerated, because float32 rounds pi upwards.
 
     Raises:
-      ValueError: If an angle lies outside.
+      ValueError: If an angle is not in [0, pi].
     """
     slack = 1e-6  # float32 pi is 9e-8 above pi
     check("theta", theta, lambda t: (t >= 0) & (t <= np.pi + slack), "an angle in [0, pi] radians")
@@ -385,13 +385,13 @@ def check_theta(theta: ArrayLike) -> None:
 def check_sigma(sigma: ArrayLike) -> None:
     """Raises an error unless sigma is a finite standard deviation >= 0.
 
-    All closed forms have its square, which is 0 or infinite in float64 beyond these bounds.
+    All closed forms use its square, which is 0 or infinite in float64 beyond these bounds.
 
     Args:
       sigma: Standard deviations of label noise, 0 or from 1e-150 to 1e150.
 
     Raises:
-      ValueError: If a value is negative, infinite or NaN, or its square over- or underflows in
+      ValueError: If a value is negative, infinite or NaN, or its square overflows or underflows in
         float64.
     """
     check("sigma", sigma, lambda s: (s >= 0) & (s < np.inf), "a finite standard deviation >= 0")

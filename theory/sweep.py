@@ -1,12 +1,12 @@
-"""Laws at random points of the whole domain that their checks admit, compared with simulators.
+"""Compares laws with simulators at random points of the whole domain that their checks admit.
 
-A row of the ledger checks a law at a few points. A law may assume a sign, a branch or an order that
-holds at these points and nowhere says so. Here every law of the end or the course of training is
-computed where its checks admit it: layers of either imbalance, tasks at any angle, targets of
-either sign, shapes of any order. The simulators integrate the weights themselves. They share no
-formula with the laws, and every comparison is of one data set, to rounding of the integrator.
+A row of the ledger checks a law at a few points. A law may implicitly assume a sign, a branch or an
+order that holds at these points. Here, every law of the limit or the course of training is computed
+wherever its checks admit it: layers of either imbalance, tasks at any angle, targets of either
+sign, shapes of any order. The simulators integrate the weights themselves. They share no formula
+with the laws, and every comparison uses a single data set, up to the error of the integrator.
 
-Laws that are means over data sets are not here. The ledger simulates them.
+Laws that are means over data sets are not included; the ledger simulates them.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ class Miss(NamedTuple):
     Attributes:
       law: Name of the law.
       point: The number of the point.
-      arguments: The arguments there.
+      arguments: The arguments at the point.
       gap: The largest difference, relative to the simulation.
     """
 
@@ -105,7 +105,7 @@ def _followed(
     time: float,
     settled: float = SETTLED,
 ) -> np.ndarray:
-    """Integrates an autonomous equation to a time; inf means until it first stands still.
+    """Integrates an autonomous equation to a time; inf means until it is first stationary.
 
     Later, rounding may leave a saddle at which the exact flow stays.
     """

@@ -1,4 +1,4 @@
-"""One table for all classes of an architecture: one body, with one of several heads."""
+"""Unites the tables of all classes of an architecture: one body, with one of several heads."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sail_jax.architectures.files import Table
 from sail_jax.interop.settings import ENDS, both
 
-# These axes are states that a network hands out, and they may be given another size.
+# These axes are states that a network returns, and their size may change.
 _STATES = {"pooled"}
 
 
@@ -14,7 +14,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     """Unites the tables of the classes of one architecture: one body, with one of several heads.
 
     `heads` are the tables of classes with other heads, by class, with the names of spaces in
-    `table`. `bare` are the tables of classes without a head, which hand out the body's states.
+    `table`. `bare` are the tables of classes without a head, which return the body's states.
     Returns the table of all of them. Tensors that only some classes have are optional.
     """
     heads = {name: _ended_as(table, other) for name, other in heads.items()}
@@ -31,7 +31,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     # a space that the body makes from it.
     ends: dict[str, tuple[str, ...]] = {}
     for other in bare:
-        # It hands out states under the name of an entry, and no class reads them.
+        # It returns states under the name of an entry, and no class reads them.
         ends |= {name: () for name in _STATES if other.spaces.get(name) == "outer"}
         inner = _spaces(axes[p] for p in other.axes) - _spaces(other.axes.values())
         inner = {n for n in inner if any(t.spaces.get(n, "outer") != "outer" for t in known)}
@@ -46,7 +46,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     words: dict[str, dict[str, str]] = {}
     for name, other in ({"": table} | dict(heads)).items():
         for space, word in other.spaces.items():
-            # The symmetries of an activation are stated already.
+            # The symmetries of an activation are already contained.
             if any(word == own.get(space) for v in table.words.values() for own in v.values()):
                 continue
             if not {*word.split()} <= {*spaces.setdefault(space, word).split()}:
@@ -54,7 +54,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
     own = _spaces(table.axes.values())
     for other in known:
         spaces = {**other.spaces, **spaces}
-        # For other classes few entries were varied, so sizes by a number are left out.
+        # For other classes few entries were varied, so sizes by a number are omitted.
         sizes = {**{name: n for name, n in other.sizes.items() if name not in own}, **sizes}
     settings = dict.fromkeys(one for other in known for one in other.settings)
     folds = {
@@ -62,12 +62,12 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
         for gain in table.folds
         if all(gain in other.folds for other in heads.values() if gain in other.axes)
     }
-    # A tied head may be all that the main class has beyond its body.
+    # A tied head may be the only difference between the main class and its body.
     implied = all(
         p in (*table.head, *table.optional, *other.axes) for other in bare for p in table.axes
     ) and bool(table.tied)
     optional = missing.union(*(other.optional for other in known))
-    # Some classes use a tensor of one name in different ways.
+    # Some classes use a tensor with the same name in different ways.
     classes = {
         name: own
         for name, other in heads.items()
@@ -81,7 +81,7 @@ def united(table: Table, heads: Mapping[str, Table], bare: Sequence[Table]) -> T
 
 
 def _ended_as(table: Table, other: Table) -> Table:
-    """Another table, with the first table's names of inputs and outputs."""
+    """Returns another table with the first table's names of inputs and outputs."""
 
     def alike(pattern: str, text: str) -> str:
         named = table.axes.get(pattern, text)

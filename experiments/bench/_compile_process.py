@@ -1,4 +1,4 @@
-"""One method, called in one way, in its own process: CPU-seconds to its first two results.
+"""One method, called in one way, in a separate process: CPU-seconds to its first two results.
 
 `compile` starts such processes. Usage: python -m experiments.bench._compile_process METHOD WAY
 LEAVES... prints a line of JSON for each number of leaves.
@@ -46,8 +46,8 @@ def tree(leaves: int, seed: int, shapes: Sequence[tuple[int, ...]] = SHAPES) -> 
 def merge(name: str, models: Sequence[Tree]) -> Merge:
     """Builds the merge of a method with its default options.
 
-    Methods that need statistics of data receive stand-ins: squared parameters instead of Fisher
-    information, identity matrices instead of Gram matrices.
+    Methods that require statistics of data receive placeholders: squared parameters instead of
+    Fisher information, and identity matrices instead of Gram matrices.
     """
     options = dict(REQUIRED.get(name, {}))
     if "key" in methods.options_of(name):
@@ -147,7 +147,7 @@ def main(name: str, way: str, *counts: str) -> None:
     for leaves in map(int, counts):
         base, *models = (tree(leaves, seed) for seed in range(1 + MODELS))
         models = models[: merge(name, models).models[1]]
-        jax.clear_caches()  # every number of leaves compiles again
+        jax.clear_caches()  # every number of leaves requires a new compilation
         gc.collect()
         measured = WAYS[way](name, models, base)
         print(json.dumps({"leaves": leaves, **measured, "peak": peak_bytes()}), flush=True)

@@ -1,4 +1,4 @@
-"""Growth of a cost: the slope of its logarithm on a size's logarithm, with an interval."""
+"""Fits the growth of a cost: the slope of its logarithm against the logarithm of a size."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 from scipy import special
 
 LEVEL = 0.95
-LEAST = 2.0  # points below this many start-up costs carry little information on growth
+LEAST = 2.0  # points below this multiple of the start-up cost carry little information on growth
 
 
 class Power(NamedTuple):
@@ -15,7 +15,7 @@ class Power(NamedTuple):
 
     Attributes:
       exponent: The slope of log(cost - start) on log(size), by least squares.
-      half: Half the width of its 95 % interval, by Student's distribution over the points.
+      half: Half the width of its 95 % confidence interval, from Student's t distribution.
       factor: The factor.
       start: The cost that was subtracted first.
       points: The number of fitted points.
@@ -31,7 +31,7 @@ class Power(NamedTuple):
 def power(sizes: Sequence[float], costs: Sequence[float], start: float = 0.0) -> Power | None:
     """Fits a power law to costs above the start-up cost.
 
-    Points that cost less than twice the start are left out.
+    Points that cost less than twice the start are excluded.
 
     Args:
       sizes: The sizes, above 0.

@@ -1,7 +1,7 @@
-"""Synthetic Llama-shaped checkpoints: a base, and models fine-tuned from it.
+"""Writes synthetic Llama-shaped checkpoints: a base, and models fine-tuned from it.
 
 They are written in bounded memory, each as a single safetensors file, with the config and the
-tokenizer that other programs need.
+tokenizer that other programs require.
 """
 
 import json
@@ -143,7 +143,7 @@ def _header(llama: Llama, dtype: str) -> tuple[bytes, dict[str, int]]:
         table[name] = {"dtype": code, "shape": shape, "data_offsets": [at, end]}
         at = end
     text = json.dumps({"__metadata__": {"format": "pt"}, **table}).encode()
-    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8, as the format has it
+    text += b" " * (-len(text) % 8)  # tensors start at a multiple of 8, as the format requires
     first = 8 + len(text)
     return len(text).to_bytes(8, "little") + text, {
         name: first + entry["data_offsets"][0] for name, entry in table.items()

@@ -1,6 +1,7 @@
-"""Measurements for all benchmarks: time of calls, time and memory of processes, and tables.
+"""Measures times of calls, and times and memory of processes, for all benchmarks.
 
-This module does not import jax before a call is timed, so processes that it starts stay small.
+This module does not import jax before a call is timed, so that processes that it starts remain
+small.
 """
 
 import argparse
@@ -56,7 +57,7 @@ class Times(NamedTuple):
         return f"{spread(self.later)} s, {self.first:.2f} s with compilation"
 
     def record(self) -> dict[str, float]:
-        """The times in the form of a record."""
+        """Returns the times in the form of a record."""
         return {"first": self.first, **summary(self.later)}
 
 
@@ -85,7 +86,7 @@ def times(job: Callable[[], object], repeats: int) -> Times:
 
 
 def in_turns(jobs: Sequence[Callable[[], object]], repeats: int) -> list[Times]:
-    """Times functions as `times` does, in turns, so a change of load affects all of them."""
+    """Times functions like `times`, in turns, so that a change of load affects all of them."""
     turns = [[once(job) for job in jobs] for _ in range(repeats + 1)]
     return [Times(first, tuple(later)) for first, *later in zip(*turns, strict=True)]
 
@@ -126,7 +127,7 @@ def device() -> str:
 
 
 def check_space(folder: Path, need: float) -> None:
-    """Refuses a folder with fewer free bytes than are needed."""
+    """Raises an error if a folder has fewer free bytes than required."""
     free = shutil.disk_usage(folder).free
     if free < need:
         raise StoreError(f"{folder}: {need / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free")
@@ -137,7 +138,7 @@ class Rows:
 
     Args:
       path: The file, a line of JSON for each row.
-      resume: Whether rows already in the file are reused. Otherwise the file is written anew.
+      resume: Whether rows already in the file are reused. Otherwise the file is overwritten.
     """
 
     def __init__(self, path: Path, resume: bool = False) -> None:
@@ -162,8 +163,8 @@ class Rows:
         return found
 
 
-# A child's peak counts its parent's memory at the start. A bare interpreter therefore starts it,
-# not the benchmark, which has drawn gigabytes of random numbers.
+# A child's peak includes its parent's memory at the start. It is therefore started by a bare
+# interpreter and not by the benchmark, which has drawn gigabytes of random numbers.
 _STARTER = """
 import json, os, sys, time
 most, log, *command = sys.argv[1:]
@@ -206,7 +207,7 @@ def process(
     env: Mapping[str, str] | None = None,
     most: int = 0,
 ) -> Sample:
-    """Runs a command to its end, and measures it.
+    """Runs a command until it exits, and measures it.
 
     Pending writes of the system are flushed to disk before the clock starts.
 
@@ -236,7 +237,7 @@ def process(
 
 
 class Track(NamedTuple):
-    """One command, which runs in turn with the others, and its measurements so far.
+    """A command that runs in turn with others, and its measurements so far.
 
     Attributes:
       command: The words of the command.
@@ -273,7 +274,7 @@ class Track(NamedTuple):
 def take_turns(
     tracks: Mapping[str, Track], clear: Callable[[], object], log: Path
 ) -> Iterator[tuple[str, Sample]]:
-    """Runs commands in turns, so a change of the system's load affects all of them equally.
+    """Runs commands in turns, so that a change of the system's load affects all of them equally.
 
     Args:
       tracks: The commands by name. A command that failed is not repeated.
@@ -281,7 +282,7 @@ def take_turns(
       log: The file for the commands' output.
 
     Yields:
-      The name of each run and its measurement, which its track has, too.
+      The name of each run and its measurement, which is also stored in its track.
     """
     for turn in range(max(track.repeats for track in tracks.values())):
         for name, track in tracks.items():
@@ -292,7 +293,7 @@ def take_turns(
 
 
 def answers(module: str, words: Sequence[str], env: Mapping[str, str]) -> list[Any]:
-    """Runs a module of this folder in its own process, which prints lines of JSON.
+    """Runs a module of this folder in a separate process, which prints lines of JSON.
 
     Args:
       module: The name of the module.
@@ -303,7 +304,7 @@ def answers(module: str, words: Sequence[str], env: Mapping[str, str]) -> list[A
       The values of the lines.
 
     Raises:
-      RuntimeError: If the process fails. The message has its arguments and its last line.
+      RuntimeError: If the process fails. The message contains its arguments and its last line.
     """
     command = [sys.executable, "-m", f"experiments.bench.{module}", *words]
     child = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True)

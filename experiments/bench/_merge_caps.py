@@ -1,8 +1,9 @@
 """Every method under every `--max-memory`, by the size of the largest tensor: is a cap exceeded?
 
-A merge that does not fit must be refused before it reads a tensor, with the name of one. The
-smallest cap that a method accepts is read from its refusal of a cap that is far too small. It is
-tried if it is below the largest cap, without a compilation cache: compilers need memory, too.
+A merge that does not fit must be rejected before it reads a tensor, with the name of one. The
+smallest cap that a method accepts is parsed from the error for a cap that is far too small. It is
+tested if it is below the largest cap, without a compilation cache, because compilers also use
+memory.
 """
 
 import re
@@ -39,7 +40,7 @@ def run(
 ) -> dict[str, Any]:
     """Merges by every method under every cap, and prints the peaks.
 
-    Only the checkpoints of one size are on disk at a time. Each row is written to `caps.jsonl` in
+    Only checkpoints of one size are on disk at a time. Each row is written to `caps.jsonl` in
     the folder when it is measured.
 
     Args:
@@ -87,7 +88,7 @@ def run(
 def _merged(folder: Path, command: Sequence[str], cap: str, most: int) -> Row:
     """Merges once under a cap, and returns the result; "least" is tried up to `most`."""
     log, env = folder / "log.txt", {}
-    # A stopped merge leaves its unfinished work behind.
+    # A stopped merge leaves unfinished files behind.
     shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()
     if cap == LEAST:

@@ -1,4 +1,4 @@
-"""Merges of arrays in device memory, compared with copying as many bytes."""
+"""Compares merges of arrays in device memory with copying the same number of bytes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,7 +43,7 @@ def _models(llama: Llama) -> Trees:
 
 @jax.jit
 def _inverted(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Inverts all bits of a tree, which reads and writes each of them once, as a copy does."""
+    """Inverts all bits of a tree, which reads and writes each of them once, like a copy."""
     return {name: ~lax.bitcast_convert_type(x, jnp.uint16) for name, x in tree.items()}
 
 

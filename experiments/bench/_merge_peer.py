@@ -1,4 +1,4 @@
-"""mergekit, installed in its own virtual environment when a benchmark needs it."""
+"""mergekit, installed in a separate virtual environment when a benchmark requires it."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TUNED = {
 
 
 class Peer:
-    """mergekit of one version, installed below a folder on first use.
+    """A version of mergekit, installed below a folder on first use.
 
     Args:
       folder: The folder for virtual environments.
@@ -39,7 +39,7 @@ class Peer:
         self.binaries = home / ("Scripts" if os.name == "nt" else "bin")
         if not (home / "ready").exists():
             _call([sys.executable, "-m", "venv", "--clear", str(home)])
-            # PyTorch comes first and alone, so the other packages keep the build found here.
+            # PyTorch is installed first and separately, so that the other packages use this build.
             for packages in ((TORCH,), (*VERSIONS[version], TORCH)):
                 _call([str(self.binaries / "pip"), "install", "--quiet", *packages])
             (home / "ready").touch()
@@ -61,7 +61,7 @@ class Peer:
 
 
 def _call(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
-    """Runs a command and returns its output; StoreError with its last line if it fails."""
+    """Runs a command and returns its output; raises a StoreError with its last line if it fails."""
     process = subprocess.run(
         command, env={**os.environ, **(env or {})}, capture_output=True, text=True
     )

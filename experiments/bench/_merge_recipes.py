@@ -1,4 +1,4 @@
-"""The merges of the speed benchmark: one recipe for each method, which both programs can read."""
+"""Recipes of the speed benchmark: one for each method, which both programs can read."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,21 +8,21 @@ import numpy as np
 
 
 class Job(NamedTuple):
-    """A method's recipe, and its wanted speed.
+    """A method's recipe, and its target speed.
 
     Attributes:
       method: The name of the method.
       parameters: Parameters of the merge.
       each: Parameters of each model.
-      files: How many of the base and the three fine-tuned models are read.
+      files: The number of models read, of the base and the three fine-tuned models.
       base: The role of the base: the "base", one of the "models", "both", or not used ("").
-      ours: Keys of the recipe that only sail-jax has.
+      ours: Keys of the recipe that only sail-jax supports.
       alone: Whether only sail-jax has the method.
       beside: The job that gives the peer's time, if the peer does not have the method.
-      limit: The largest wanted ratio of the job's time to reading the inputs and writing the
-        output, flushed to disk; infinity without a goal.
-      peer: The smallest wanted ratio of the peer's time to the job's; 0 without a goal.
-      peak: The upper limit on resident memory, in GB; infinity without a goal.
+      limit: The largest acceptable ratio of the job's time to reading the inputs and writing the
+        output, flushed to disk; infinity without a target.
+      peer: The smallest acceptable ratio of the peer's time to the job's; 0 without a target.
+      peak: The upper limit on resident memory, in GB; infinity without a target.
     """
 
     method: str
@@ -42,7 +42,7 @@ class Job(NamedTuple):
 
         Args:
           models: The folders of the models, the base first.
-          ours: Whether it contains keys that only sail-jax has.
+          ours: Whether it contains keys that only sail-jax supports.
 
         Returns:
           The recipe.

@@ -1,4 +1,4 @@
-"""Whole merges from file to file, timed in turns with a plain copy and with mergekit."""
+"""Times whole merges from file to file, in turns with a plain copy and with mergekit."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ SIZES = {
     "50m": Llama(512, 1376, 6),
     "0.5b": Llama(1536, 4096, 14, heads=12),
 }
-# Any such variable makes the command keep glibc's allocator settings; this is their default.
+# With any such variable, the command keeps glibc's allocator settings; this is their default.
 UNTUNED = {"MALLOC_ARENA_TEST": "0"}
 
 # Reads all files but the last into one reused buffer, and writes the first to the last.
@@ -40,7 +40,7 @@ if sync == "sync":
 
 
 class Turns(NamedTuple):
-    """How often each program runs.
+    """The number of runs of each program.
 
     Attributes:
       ours: The number of timed runs of sail-jax, and of copying.
@@ -59,7 +59,7 @@ class Turns(NamedTuple):
 def copying(files: Sequence[Path], out: Path, *, sync: bool) -> list[str]:
     """Returns the command that only reads files and writes a copy of the first.
 
-    No merge of these files can be faster.
+    It is a lower bound on the time of a merge of these files.
     """
     words = ["sync" if sync else "no", *map(str, files), str(out)]
     return [sys.executable, "-I", "-S", "-c", _COPIER, *words]
@@ -78,7 +78,7 @@ def checkpoints(folder: Path, name: str, llama: Llama, count: int = 4) -> list[P
       The folders of the models, the base first.
 
     Raises:
-      StoreError: If there is too little space for the models and the outputs of merges.
+      StoreError: If there is not enough space for the models and the outputs of merges.
     """
     names = ["base", *(f"tuned-{i}" for i in range(count - 1))]
     folders = [folder / name / model for model in names]
@@ -126,11 +126,11 @@ def run(
       size: The name of the size, a key of `SIZES`.
       jobs: The merges, by name.
       ours: The command of sail-jax; recipe and output are appended.
-      peer: mergekit; None to leave it out.
-      turns: How often each program runs.
+      peer: mergekit; None to omit it.
+      turns: The number of runs of each program.
 
     Returns:
-      The record: the measurements of every command, the wanted ratios that were met, and `good`,
+      The record: the measurements of every command, the target ratios that were met, and `good`,
       whether everything ran.
     """
     llama = SIZES[size]
@@ -232,9 +232,9 @@ def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[st
 
 
 def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None) -> str:
-    """Returns a job's goals, and whether they were met, as far as they were measured.
+    """Returns a job's targets, and whether they were met, as far as they were measured.
 
-    `over` is the ratio to the copy that is flushed to disk, as our output is.
+    `over` is the ratio to the copy that is flushed to disk, like the output of sail-jax.
     """
     peak = None if "failure" in ours else ours["peak_bytes"] / 1e9
     checks: list[tuple[bool, str, float | None, Callable[[float], bool]]] = [
@@ -251,7 +251,7 @@ def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: floa
 
 
 def _span(record: Mapping[str, Any]) -> str:
-    """Returns the median of the seconds, with the least and the most."""
+    """Returns the median of the seconds, with the minimum and the maximum."""
     if "failure" in record:
         return "-"
     return f"{record['seconds']:.2f} ({record['min']:.2f} to {record['max']:.2f})"

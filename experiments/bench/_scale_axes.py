@@ -1,4 +1,4 @@
-"""The axes of `scale`: the commands for each size, one axis at a time."""
+"""The axes of `scale`: commands for each size, one axis at a time."""
 
 import json
 import re
@@ -32,7 +32,7 @@ LLAMAS: Mapping[str, Llama] = {
 }
 FLAT = Llama(128, 352, 290, 1000)  # many tensors that are small, for many shards
 MERGED = ("linear", "ties")
-ENOUGH = 40.0  # seconds, after which a command is not repeated
+ENOUGH = 40.0  # seconds; slower commands are not repeated
 
 
 class Bench(NamedTuple):
@@ -41,7 +41,7 @@ class Bench(NamedTuple):
     Attributes:
       folder: The folder for checkpoints and outputs, which are removed afterwards.
       rows: The collection of measurements.
-      repeats: How often each command is measured, but not again after `ENOUGH` seconds.
+      repeats: The number of measurements of each command, fewer after `ENOUGH` seconds.
       tiny: Whether all sizes are as small as possible.
     """
 
@@ -53,7 +53,7 @@ class Bench(NamedTuple):
     def add(
         self, command: Sequence[str], key: Mapping[str, Any], more: Mapping[str, Any] = {}
     ) -> None:
-        """Measures a command that writes `out`, unless its row exists; `more` joins the row."""
+        """Measures a command that writes `out`, unless its row exists, and adds `more`."""
         row = self.rows.add(lambda: {**self._measured(command), **more}, **key)
         say(f"  {key['axis']} {key['series']} {key['size']:,}: {in_words(row)}")
 
@@ -139,7 +139,7 @@ def in_words(row: Mapping[str, Any]) -> str:
 def parameters(bench: Bench, sizes: Sequence[str]) -> None:
     """Merges of two models, by their number of parameters, and copies of as many bytes.
 
-    Files that no longer fit into the memory of the machine come from its disk. That costs a copy as
+    Files that do not fit into the machine's memory are read from its disk, which affects a copy as
     much as a merge.
     """
     for place, name in enumerate(("tiny", *sizes)):
@@ -205,13 +205,13 @@ def shards(bench: Bench, sizes: Sequence[int]) -> None:
 
 
 def _cut(llama: Llama, count: int) -> tuple[int, int]:
-    """Finds the largest `--shard-size` that gives at least so many files, and their number."""
+    """Finds the largest `--shard-size` for at least this many files, and their number."""
     tensors = [2 * prod(shape) for shape in llama.shapes().values()]
 
     def files(most: int) -> int:
         made, left = 0, 0
         for tensor in tensors:
-            if tensor > left:  # the writer fills one file after the other
+            if tensor > left:  # the writer fills one file after another
                 made, left = made + 1, most
             left -= tensor
         return made
@@ -266,7 +266,7 @@ def growth(bench: Bench, sizes: Sequence[str]) -> None:
 
 
 def alignment(bench: Bench, sizes: Sequence[str]) -> None:
-    """Two sweeps of weight matching of unrelated networks, by parameters."""
+    """Runs two sweeps of weight matching of unrelated networks, by parameters."""
     for name, llama, key in _networks(bench, "alignment", "2 sweeps", sizes):
         bench.drop(name)
         pair = [bench.folder / name / which for which in "ab"]
@@ -307,7 +307,7 @@ def _computed(bench: Bench, job: str, size: int, devices: int) -> dict[str, Any]
 
 
 class Axis(NamedTuple):
-    """A size that grows.
+    """An axis: a size that grows.
 
     Attributes:
       measure: Adds a row for each size.

@@ -1,7 +1,7 @@
-"""One computation of one size, in its own process: its cost after compilation.
+"""One computation of one size, in a separate process: its cost after compilation.
 
 `scale` starts such processes. Usage: python -m experiments.bench._scale_process JOB SIZE REPEATS
-prints a line of JSON. The first run, which compiles, does not count.
+prints a line of JSON. The first run, which compiles, is excluded.
 """
 
 import json
@@ -46,7 +46,7 @@ JOBS: dict[str, Callable[[int], Callable[[], object]]] = {
     "dimension": lambda d: lambda: simulate(Config(d=d, draws=4)),
     "draws": lambda draws: lambda: simulate(Config(d=200, draws=draws)),
     "members": trainings,
-    # Equally many trainings for any number of devices, to measure the cost of distribution.
+    # The same number of trainings for any number of devices, to measure the cost of distribution.
     "devices": lambda devices: trainings(8, devices),
 }
 

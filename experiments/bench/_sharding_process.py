@@ -1,9 +1,9 @@
-"""Data that merges of sharded leaves send between devices, read from their compiled programs.
+"""Data that merges of sharded leaves send between devices, from their compiled programs.
 
-`sharding` starts this in a process with a CPU that counts as `DEVICES` devices. Usage: python -m
+`sharding` starts this in a process whose CPU appears as `DEVICES` devices. Usage: python -m
 experiments.bench._sharding_process AXES PLACEMENTS METHOD... prints a line of JSON for each method
 and each placement. PLACEMENTS are separated by commas, or by plus signs for placements of leaves in
-one tree. Leaves need no values: programs are only compiled.
+one tree. Leaves have no values, because programs are only compiled.
 """
 
 import json
@@ -65,12 +65,12 @@ class Sent(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The number of bytes on each device after it."""
+        """Computes the size in bytes of the received data on each device."""
         return sum(BYTES[dtype] * entries for dtype, entries in map(_sized, self.shapes))
 
 
 def _sized(shape: str) -> tuple[str, int]:
-    """The dtype of a shape in HLO, and its number of entries."""
+    """Returns the dtype of a shape in HLO, and its number of entries."""
     dtype, _, axes = shape.rstrip("]").partition("[")
     return dtype, math.prod(int(n) for n in axes.split(",") if n)
 
@@ -82,8 +82,8 @@ def collectives(hlo: str) -> Counter[Sent]:
       hlo: The text of the program, after partitioning for the devices.
 
     Returns:
-      How often each is carried out. One in a loop counts as often as the loop is known to run (once
-      if that is not known). All branches of a conditional count.
+      The number of executions of each. An operation in a loop counts as often as the loop is known
+      to run (once if this is not known). All branches of a conditional count.
     """
     own: dict[str, list[Sent]] = {}
     calls: dict[str, list[tuple[str, int]]] = {}

@@ -1,10 +1,10 @@
 """Several benchmarks one after the other; their records are the source of the page on performance.
 
-Each has its own process, and its record is a JSON file in --out. Existing records of other
-benchmarks stay. `python docs/performance.py` makes the page from the records in `docs/performance`.
-On an idle machine of two cores, the preset `page` takes about 15 minutes, half of them for
-mergekit. `long` takes about 40 minutes. It merges 3 B parameters, which needs 26 GB on the disk,
-and runs every method under every memory limit.
+Each runs in a separate process, and its record is a JSON file in --out. Existing records of other
+benchmarks are kept. `python docs/performance.py` makes the page from the records in
+`docs/performance`. On an idle machine of two cores, the preset `page` takes about 15 minutes, half
+of them for mergekit. `long` takes about 40 minutes. It merges 3 B parameters, which requires 26 GB
+of disk space, and runs every method under every memory limit.
 """
 
 import argparse

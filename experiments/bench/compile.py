@@ -1,9 +1,9 @@
 """Compilation of merges: CPU-seconds and memory to the first and to the second result.
 
 Every method merges two models of 6, 60 and 300 leaves, which have 6 shapes: under `jit`, eagerly,
-and from file to file. Each method and way of calling it has its own process, which compiles again
-for every number of leaves. Starting the process and JAX's backend is not counted. The table has all
-CPU-seconds and, for the first result, the ratio to task arithmetic on the same tree.
+and from file to file. Each method and way of calling it has a separate process, which compiles
+again for every number of leaves. The start of the process and of JAX's backend is excluded. The
+table has all CPU-seconds and, for the first result, the ratio to task arithmetic on the same tree.
 """
 
 import argparse
@@ -22,7 +22,7 @@ Found = dict[str, float]
 
 
 def measured(name: str, way: str, leaves: Sequence[int]) -> list[Found]:
-    """Measures a method in its own process: CPU-seconds of two results, and the memory."""
+    """Measures a method in a separate process: CPU-seconds of two results, and the memory."""
     # This process must not reuse programs that an earlier process compiled.
     fresh = {"JAX_ENABLE_COMPILATION_CACHE": "false"}
     return answers("_compile_process", [name, way, *map(str, leaves)], fresh)
@@ -48,7 +48,7 @@ def options(parser: Parser) -> None:
 
 
 def _counts(text: str) -> list[int]:
-    """Reads comma-separated whole numbers from 1."""
+    """Reads comma-separated integers from 1."""
     return [natural(part) for part in text.split(",")]
 
 

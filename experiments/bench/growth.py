@@ -1,4 +1,4 @@
-"""Growing: index maps compared with dense ones, and checkpoints compared with plain writing.
+"""Growth: index maps compared with dense ones, and checkpoints compared with plain writing.
 
 First, in memory: both axes of a 2048 x 2048 matrix in float32 are permuted by a gather and by
 matrix products, and copied. Then a synthetic Llama-shaped checkpoint in bfloat16 is grown twofold
@@ -112,8 +112,8 @@ def checkpoint(folder: Path, llama: Llama, method: str, repeat: int) -> dict[str
     Raises:
       StoreError: If there is too little space.
     """
-    # Space is needed for the checkpoint and the grown checkpoint, at most fourfold and twice, and
-    # some to spare.
+    # Space is required for the checkpoint and the grown checkpoint, at most fourfold and twice,
+    # plus a margin.
     need = 2 * llama.parameters * 10
     check_space(folder, need)
     source, out, plain = folder / "base", folder / "grown", folder / "plain"

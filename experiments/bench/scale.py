@@ -1,4 +1,4 @@
-"""How cost grows: processor time, wall time and memory as a size grows by powers of ten.
+"""Scaling of costs: processor time, wall time and memory as a size grows by powers of ten.
 
 Each axis makes one size larger: parameters, models, shards and memory limits of merges, parameters
 of growth and alignment, dimension and draws of theory's grid, trainings side by side and devices.
@@ -79,7 +79,7 @@ def fitted(rows: Sequence[Row]) -> list[dict[str, Any]]:
         points = [row for row in own if not row["start"]]
         sizes = [row["size"] for row in points]
         for cost in COSTS:
-            # Memory is not added up, because later work reuses the memory of the start.
+            # The start is not subtracted from memory, because later work reuses it.
             start = starts[0][cost] if starts and cost != "peak_bytes" else 0.0
             law = power(sizes, [row[cost] for row in points], start)
             if law is not None:
@@ -95,7 +95,7 @@ def per_byte(rows: Sequence[Row]) -> dict[str, float]:
 
     Returns:
       For each method the ratio of the largest to the smallest (cost - start) / bytes, minus 1, from
-      half a billion parameters on. Methods with fewer than two such points are left out.
+      half a billion parameters upwards. Methods with fewer than two such points are excluded.
     """
     merges = [row for row in rows if row["axis"] == "parameters" and "failure" not in row]
     found = {}

@@ -1,4 +1,4 @@
-"""Searches for a merge on artificial test beds, compared with a loop that takes the best score.
+"""Searches for a merge on artificial test beds, compared with a loop that picks the best score.
 
 Each bed has three experts of quadratic tasks, and noisy examples of them. There are three kinds:
 beds with a planted best weighted mean, beds in which no merge is better than the first expert, and
@@ -47,7 +47,7 @@ class Bed(NamedTuple):
         return self.score(self.mean(options), examples)
 
     def mean(self, options: Mapping[str, Any]) -> Array:
-        """The weighted mean of the experts; the uniform one without weights."""
+        """Computes the weighted mean of the experts; the uniform one without weights."""
         weights = np.asarray(options.get("weights", np.ones(EXPERTS)), float)
         return weights @ self.experts / weights.sum()
 
@@ -87,7 +87,7 @@ def used(made: Bed, outcome: Outcome) -> float:
 
 
 def taken(made: Bed, budget: int, seed: int) -> tuple[bool, float]:
-    """Runs the loop that takes the best score; returns whether that is a merge, and its loss."""
+    """Runs the loop that picks the best score; returns whether it is a merge, and its loss."""
     every = np.arange(len(made.examples))
     singles = [float(made.model(k, every).mean()) for k in range(EXPERTS)]
     found = evolve(
@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 def _planted(beds: int, n: int, budget: int) -> dict[str, Any]:
     """Measures how often the planted mean is found, up to the error of the examples.
 
-    The search sees n / 2 examples of variance s^2 in each direction. The best weights by them have
+    The search uses n / 2 examples of variance s^2 in each direction. The best weights on these have
     an expected loss of (experts - 1) s^2 / n: half a chi-square of 2 degrees of freedom, scaled.
     """
     noise = 0.5
@@ -143,7 +143,7 @@ def _planted(beds: int, n: int, budget: int) -> dict[str, Any]:
 
 
 def _no_gain(beds: int, n: int, budget: int) -> dict[str, Any]:
-    """Measures how often a merge is recommended where the first expert is the optimum.
+    """Measures how often a merge is recommended although the first expert is the optimum.
 
     The noise is chosen to make the uniform mean worse by a stated number of standard errors.
     """
@@ -173,7 +173,7 @@ def _noise(made: Bed, size: float, n: int) -> float:
     """Returns the noise for which mean and best expert differ by `size` standard errors.
 
     The difference of their scores on z is (z - midpoint) . (mean - expert), with a standard
-    deviation of noise times their distance. Half of the examples judge.
+    deviation of noise times their distance. Half of the examples are used for the comparison.
     """
     mean = made.mean({})
     best = min(made.experts, key=made.loss)
@@ -185,8 +185,8 @@ def _chance(made: Bed, error: float, seed: int) -> float:
     """Returns the probability that the mean beats each expert, drawn from its normal law.
 
     With e the error of the examples' mean along each axis, the difference to expert k has the
-    expectation of its loss and moves with e . (mean - expert k). Experts on opposite sides are
-    therefore seldom beaten together.
+    expectation of its loss and moves with e . (mean - expert k). The mean is therefore rarely
+    better than experts on opposite sides at once.
     """
     apart = made.mean({}) - made.experts
     gains = np.array([made.loss(expert) for expert in made.experts])
@@ -196,10 +196,10 @@ def _chance(made: Bed, error: float, seed: int) -> float:
 
 
 def _power(beds: int, n: int, budget: int) -> list[dict[str, float]]:
-    """Measures how often a gain of a stated size is found, and the value of the recommendations.
+    """Measures how often a gain of a given size is found, and the value of the recommendations.
 
-    The noise of the examples sets the size: the gain of the planted mean over the best expert, in
-    standard errors of their difference on the examples that judge.
+    The noise of the examples determines the size: the gain of the planted mean over the best
+    expert, in standard errors of their difference on the examples of the comparison.
     """
     table = Table(
         "gain / error  ", "found  ", "by theory  ", "loss / best expert's  ", "the loop's"

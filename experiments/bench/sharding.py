@@ -1,10 +1,10 @@
 """Merges of leaves divided among devices: data that each device receives, relative to a leaf.
 
-Compiles every method for a mesh of 4 times 2 devices, which a CPU imitates, and reads the programs
-without running them. Leaves are matrices divided along their rows, their columns or both, or
-divided vectors. Figures count the bytes on each device after an exchange, for one merged leaf: as a
-multiple of the whole leaf, or in bytes below 0.01 of it. The exit code is 1 if a method receives
-more than it needs (`allowed`).
+Compiles every method for a mesh of 4 x 2 devices, which are simulated on a CPU, and analyses the
+programs without running them. Leaves are matrices sharded along their rows, their columns or both,
+or sharded vectors. Figures count the bytes on each device after an exchange, for one merged leaf:
+as a multiple of the whole leaf, or in bytes below 0.01 of it. The exit code is 1 if a method
+receives more than necessary (`allowed`).
 """
 
 import argparse
@@ -25,13 +25,13 @@ Found = Mapping[str, Any]
 
 
 def compiled(axes: str, placements: Sequence[str], names: Sequence[str]) -> list[Found]:
-    """Compiles methods in a process that sees its CPU as `DEVICES` devices; a row for each leaf."""
+    """Compiles methods in a process whose CPU appears as `DEVICES` devices; a row for each leaf."""
     env = {**on_devices(DEVICES), "JAX_PLATFORMS": "cpu"}
     return answers("_sharding_process", [axes, ",".join(placements), *names], env)
 
 
 def received(found: Found) -> dict[str, int]:
-    """Adds up the bytes that each device holds after exchanges, by their kind, for all leaves."""
+    """Adds up the bytes on each device after exchanges, by kind, for all leaves."""
     total: dict[str, int] = {}
     for kind, shapes, times in found["sent"]:
         total[kind] = total.get(kind, 0) + times * Sent(kind, tuple(shapes)).bytes
@@ -39,7 +39,7 @@ def received(found: Found) -> dict[str, int]:
 
 
 def allowed(found: Found) -> tuple[float, float]:
-    """Computes how much a method may receive, from its needs of a leaf.
+    """Computes how much a method may receive, from the parts of a leaf that it requires.
 
     - Single entries: sums, of a few numbers for each model.
     - Rows: a few numbers for each row, and the rows that are cut. Each device gets its share of
@@ -79,7 +79,7 @@ def excess(found: Found) -> str:
 
 
 def cell(found: Found) -> str:
-    """Returns as text the data that each device receives for one leaf: moved / summed."""
+    """Formats the data that each device receives for one leaf: moved / summed."""
     leaf = 4 * math.prod(PLACEMENTS[found["placement"]][0])
     total = {kind: n / LEAVES for kind, n in received(found).items()}
     summed, moved = total.pop("all-reduce", 0.0), sum(total.values())

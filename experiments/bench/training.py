@@ -1,4 +1,4 @@
-"""Model-FLOPs utilisation of a training step: the used share of the device, and its limits.
+"""Model-FLOPs utilisation of a training step: the used fraction of the device, and its limits.
 
 Trains a transformer preset by the package's trainer on random tokens, and counts 6 N + 12 L H Q T
 floating-point operations per token (PaLM, App. B), where N is the number of parameters that
@@ -46,7 +46,7 @@ def per_token(config: Mapping[str, Any], params: PyTree, context: int) -> float:
         6 N + 12 L H Q T
 
     with N parameters that multiply the token, L layers, H heads of dimension Q, and T tokens in a
-    sequence. An embedding that is only a lookup does not count.
+    sequence. An embedding that is only a lookup is excluded.
 
     Args:
       config: The sizes of the model, in the form of `experiments.models.presets`.
@@ -157,9 +157,9 @@ def _loss(
 def _train(
     config: dict[str, Any], batch: int, args: argparse.Namespace, mesh: Mesh
 ) -> tuple[float, float, PyTree]:
-    """Trains, and returns seconds per step, the share of time in steps, and the parameters.
+    """Trains, and returns seconds per step, the fraction of time in steps, and the parameters.
 
-    The first step, which compiles, does not count.
+    The first step, which compiles, is excluded.
     """
     net = presets.build(config)
     params = net.init(jax.random.key(0), jnp.zeros((1, 1), int))["params"]
@@ -183,7 +183,7 @@ def _train(
 
 
 def _counted(config: dict[str, Any], batch: int, dtype: str, params: PyTree) -> float:
-    """Returns the operations of one gradient, as XLA counts them."""
+    """Returns the number of operations of one gradient, as counted by XLA."""
     net = presets.build(config)
     tokens = jax.ShapeDtypeStruct((batch, config["context"] + 1), jnp.int32)
     cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), params)

@@ -50,7 +50,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
     usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
-    # Without --help, which is added once the fields are: reading the preset must not print it.
+    # Without --help, which is added after the fields: reading the preset must not print it.
     example = f"sail-jax run {name} --preset tiny"
     parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
@@ -68,7 +68,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
             raise UsageError(str(exc)) from exc
     folder = args.out or f"results/{name}"
     with running.compiling(args.preset), processes.together():
-        # Every process computes, and only the first prints.
+        # Every process computes, but only the first prints.
         first = processes.is_first()
         with store.Run.open(folder, name, config, resume=args.resume) as run:
             if first:
@@ -188,8 +188,8 @@ def add_fields(
 
     Args:
       parser: The parser.
-      config: The config. Its values are shown as defaults. A field that is not given leaves no
-        attribute in the parser's result.
+      config: The config. Its values are shown as defaults. A field that is not given is absent from
+        the parser's result.
       group: The group's name if `config` is a group; empty for a whole config.
       but: Names of fields without an option.
     """
@@ -350,5 +350,5 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _shown(value: object) -> str:
-    """Writes a value in the form that the command line accepts."""
+    """Formats a value as the command line accepts it."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

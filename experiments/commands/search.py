@@ -104,7 +104,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 class _Search(NamedTuple):
-    """A search that is ready to begin.
+    """A search that is ready to start.
 
     Attributes:
       measure: The `Measure` that scores models and merges.
@@ -136,8 +136,8 @@ def run(args: Namespace) -> None:
       args: The arguments of the command line.
 
     Raises:
-      ValueError: If the options do not fit one another, or a checkpoint or a file of examples
-        cannot be read or scored.
+      ValueError: If the options are inconsistent, or a checkpoint or a file of examples cannot be
+        read or scored.
     """
     from sail_jax import disk, searching
     from sail_jax.cluster import connected
@@ -224,7 +224,7 @@ def _write(
 
 
 def _check(args: Namespace) -> None:
-    """Checks that the options fit together."""
+    """Checks that the options are consistent."""
     if args.score and args.command:
         raise ValueError("--score and --command: give only one of them")
     if args.command and args.data:
@@ -333,7 +333,7 @@ class _Seen:
 
 
 def _plan(ready: _Search, args: Namespace) -> str:
-    """Returns the plan of the search as text."""
+    """Describes the plan of the search."""
     from sail_jax import searching
 
     numbers, tasks = searching.task_numbers(ready.tasks, ready.n)

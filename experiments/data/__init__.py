@@ -1,1 +1,1 @@
-"""Data sets that every installation has, and loaders of the data sets that the papers use."""
+"""Data sets that are part of every installation, and loaders of data sets used in the papers."""

@@ -1,4 +1,4 @@
-"""Random augmentation of images, as one pure function of a batch, a key and a description.
+"""Random augmentation of images, as a pure function of a batch, a key and a description.
 
 `Augment` describes the changes and their strength; `augment` makes them. Each change is a private
 function of one image, a key and the description.
@@ -23,11 +23,11 @@ class Augment:
     outside its range raises ValueError.
 
     Attributes:
-      area: The smallest share of the image's area that a crop of random size may have, in (0, 1].
-        The ratio of its sides is drawn from 3:4 to 4:3, and sides are cut to the image's. The crop
-        is then resized to the size of the image.
-      shift: The number of pixels of zeros put around the image, before a crop of the image's own
-        size is taken at a random place; >= 0.
+      area: The smallest fraction of the image's area that a crop of random size may have, in (0,
+        1]. Its aspect ratio is drawn from 3:4 to 4:3, and its sides are clipped to the image's. The
+        crop is then resized to the size of the image.
+      shift: The number of zero pixels added around the image, before a crop of the image's own size
+        is taken at a random position; >= 0.
       flip: The probability of a reflection of left and right, in [0, 1].
       brightness: The largest change b of brightness, in [0, 1]: pixels are multiplied by one number
         from 1 - b to 1 + b.
@@ -39,7 +39,7 @@ class Augment:
       solarise: The probability that every pixel above 1/2 is inverted, in [0, 1].
       noise: The standard deviation of Gaussian noise added to every pixel; >= 0.
       cutout: The side in pixels of a square that is set to 0; >= 0. Its centre is any pixel of the
-        image, so a part of it may lie outside.
+        image, so a part of it may be outside.
 
     References:
       Szegedy et al., Going deeper with convolutions, 2015, for crops of random area and ratio.
@@ -73,8 +73,8 @@ def pixels(images: Num[Array, "*any"]) -> Float[Array, "*any"]:
     """Converts images to floating point with pixels in [0, 1].
 
     Args:
-      images: Images of any shape. Images of dtype uint8 are divided by 255. Other images must be in
-        [0, 1] already.
+      images: Images of any shape. Images of dtype uint8 are divided by 255. Other images must
+        already be in [0, 1].
 
     Returns:
       The images as float32 if they were uint8, otherwise unchanged.
@@ -87,8 +87,8 @@ def augment(
 ) -> Float[Array, "n height width channel"]:
     """Changes each image of a batch at random, independently of the others.
 
-    The changes are made in the order of the fields of `how`. Then pixels are clipped to [0, 1]. The
-    function is pure; under `jit`, `how` has to be static.
+    The changes are made in the order of the fields of `how`. Pixels are then clipped to [0, 1]. The
+    function is pure; under `jit`, `how` must be static.
 
     Args:
       images: Images `(n, height, width, channel)`, in [0, 1] or of dtype uint8 (0 to 255).
@@ -103,7 +103,7 @@ def augment(
     >>> moved.shape, moved.sum(axis=(1, 2, 3)).tolist()
     ((2, 8, 8, 1), [1.0, 1.0])
     """
-    # Chosen before tracing, so an unused change costs neither compilation nor time.
+    # Selected before tracing, so that an unused change costs neither compilation nor time.
     changes = [change for field, change in _CHANGES if getattr(how, field) != _NONE[field]]
 
     def changed(image: Array, key: PRNGKeyArray) -> Array:
@@ -122,7 +122,7 @@ def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
     ratio = jnp.exp(jax.random.uniform(second, minval=-1.0, maxval=1.0) * jnp.log(4 / 3))
     side = jnp.minimum(jnp.sqrt(share * jnp.stack([ratio, 1 / ratio])), 1.0)
     size = jnp.array(image.shape[:2], jnp.float32)
-    # Any place at which the crop lies within the image.
+    # Any position at which the crop is within the image.
     corner = jax.random.uniform(third, (2,)) * (1 - side) * size
     # Scaling by 1 / side makes the crop as large as the image. It also moves the crop's corner.
     return jax.image.scale_and_translate(
@@ -131,7 +131,7 @@ def _area(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
 
 
 def _shift(image: Array, key: PRNGKeyArray, how: Augment) -> Array:
-    """Crops the image, with zeros around it, to its own size at a random place."""
+    """Crops the image, padded with zeros, to its own size at a random position."""
     n = how.shift
     corner = jax.random.randint(key, (2,), 0, 2 * n + 1)
     padded = jnp.pad(image, ((n, n), (n, n), (0, 0)))

@@ -2,8 +2,8 @@
 
 `read` reads the questions of a benchmark from a file of JSON lines, with the publishers' field
 names. `pack` encodes them as tokens, with the lengths that divide log-likelihoods of choices. The
-paper prints neither prompts nor scoring, but OLMo's tools evaluate its networks. Questions
-therefore use the wording of these tools, without solved examples before them.
+paper specifies neither prompts nor scoring, but OLMo's tools evaluate its networks. Questions
+therefore use the wording of these tools, zero-shot.
 
 References:
   SAIL (Structured-Initialization Learning), App. I.2 and Table 2.
@@ -36,7 +36,7 @@ class Question(NamedTuple):
       contexts: The text before each choice. They differ only in Winogrande.
       choices: The possible continuations, each beginning with a space. They are equal in
         Winogrande.
-      answer: The index of the right choice.
+      answer: The index of the correct choice.
     """
 
     contexts: tuple[str, ...]
@@ -55,7 +55,7 @@ class _Asked(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """The rules to read, phrase and score the questions of a benchmark.
+    """Rules to read, phrase and score the questions of a benchmark.
 
     Attributes:
       title: Its name in the paper's table.
@@ -110,7 +110,8 @@ def _winogrande(record: Mapping[str, Any], _: int) -> _Asked:
 def _sciq(record: Mapping[str, Any], index: int) -> _Asked:
     """Phrases a question of SciQ after the text that supports its answer.
 
-    The right answer's place is the question's number modulo 4, so equal scores favour no place.
+    The position of the correct answer is the question's number modulo 4, so that equal scores
+    favour no position.
     """
     wrong = [record[f"distractor{k}"] for k in (1, 2, 3)]
     wrong.insert(index % 4, record["correct_answer"])
@@ -132,7 +133,7 @@ def _arc(record: Mapping[str, Any], _: int) -> _Asked:
 
 def _copa(record: Mapping[str, Any], _: int) -> _Asked:
     """Phrases a question of COPA: a premise without its full stop, and a cause or effect of it."""
-    # The premise loses its full stop, because the sentence continues in the choice.
+    # The full stop of the premise is removed, because the sentence continues in the choice.
     joint = choices.CONNECTIVES[record["question"]]
     pair = [record["choice1"], record["choice2"]]
     pair = [text[:1].lower() + text[1:] for text in pair]
@@ -153,8 +154,8 @@ def read(folder: str | Path, name: str) -> tuple[Question, ...]:
     """Reads the questions of a benchmark.
 
     The file is NAME.jsonl, with a question on each line, as in the publishers' files or the Hugging
-    Face datasets. SciQ's list becomes lines, and COPA is as in SuperGLUE. If PIQA's questions lack
-    labels, the labels are in NAME.lst, as PIQA's publishers have it.
+    Face datasets. SciQ's list becomes lines, and COPA is as in SuperGLUE. If PIQA's questions
+    contain no labels, the labels are in NAME.lst, as published.
 
     Args:
       folder: The folder of the files.
@@ -166,7 +167,7 @@ def read(folder: str | Path, name: str) -> tuple[Question, ...]:
     Raises:
       KeyError: If there is no such benchmark.
       DataError: If a file is missing or damaged, or a line is not a question of the benchmark. The
-        message has the file and the line. It is a `ValueError`.
+        message contains the file and the line. It is a `ValueError`.
     """
     ask, found = BENCHMARKS[name].ask, []
     path, labels = inside(Path(folder), f"{name}.jsonl"), inside(Path(folder), f"{name}.lst")
@@ -215,8 +216,8 @@ def pack(
 ) -> Packed:
     """Encodes questions as token arrays, with the lengths that divide scores.
 
-    A choice and the text before it are encoded separately. A sequence that is too long loses the
-    beginning of that text.
+    A choice and the text before it are encoded separately. A sequence that is too long is truncated
+    at the beginning of that text.
 
     Args:
       questions: The questions, one or more.

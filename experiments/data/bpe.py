@@ -22,7 +22,7 @@ from experiments.data.files import DataError, reading
 from sail_jax import disk
 
 MAX_VOCAB = 1 << 16
-# Merges stay within these: words, numbers, signs, white space. They cover every byte, and none is
+# Merges do not cross these: words, numbers, signs, white space. They cover every byte, and none is
 # longer than 33, which bounds the work and the length of a token.
 _WORD = re.compile(
     rb" ?[A-Za-z\x80-\xff]{1,32}| ?[0-9]{1,3}| ?[^\sA-Za-z0-9\x80-\xff]{1,32}|\s{1,32}(?!\S)|\s"
@@ -35,8 +35,8 @@ _SCHEMA = "byte-level BPE"
 class Bpe(NamedTuple):
     """A vocabulary of byte-level byte-pair encoding.
 
-    Tokens 0 to 255 are the bytes. Token 256 + k stands for the two tokens of row k, one after the
-    other.
+    Tokens 0 to 255 are the bytes. Token 256 + k represents the concatenation of the two tokens of
+    row k.
 
     Attributes:
       merges: The pairs of tokens, in the order in which they were learnt: int32 `(k, 2)`. Row k has
@@ -74,7 +74,7 @@ def train(text: bytes, merges: int) -> Bpe:
 
     Args:
       text: The bytes to learn from; all bytes are allowed.
-      merges: How many merges to learn, from 0 to 65280 (tokens then fit into 16 bits).
+      merges: The number of merges to learn, from 0 to 65280 (tokens then fit into 16 bits).
 
     Returns:
       The learnt vocabulary. It has fewer merges if no pair of tokens is left to join.
@@ -90,19 +90,19 @@ def train(text: bytes, merges: int) -> Bpe:
     """
     if not 0 <= merges <= MAX_VOCAB - 256:
         raise ValueError(f"merges must be from 0 to {MAX_VOCAB - 256}; got {merges}")
-    # Merges stay within words, so each different word is worked on once, with its count as weight.
+    # Merges do not cross words, so each distinct word is processed once, with its count as weight.
     frequencies = Counter(_WORD.findall(text))
     words, weights = [list(word) for word in frequencies], list(frequencies.values())
     # Invariant: `counts` has the weighted number of every adjacent pair, and `where` at least the
-    # words that hold it. So a merge touches these words alone, not the whole text.
+    # words that contain it. A merge therefore only touches these words, not the whole text.
     counts: dict[tuple[int, int], int] = defaultdict(int)
     where: dict[tuple[int, int], set[int]] = defaultdict(set)
     for k, word in enumerate(words):
         for pair in pairwise(word):
             counts[pair] += weights[k]
             where[pair].add(k)
-    # Counts may fall while a pair waits in the heap, and changing an entry there would be slow. The
-    # heap therefore has upper bounds, and an entry above its count is put back with the count.
+    # Counts may decrease while a pair is in the heap, and changing an entry there would be slow.
+    # The heap therefore has upper bounds, and an entry above its count is put back with the count.
     heap = [(-count, pair) for pair, count in counts.items()]
     heapq.heapify(heap)
     out: list[tuple[int, int]] = []
@@ -114,8 +114,8 @@ def train(text: bytes, merges: int) -> Bpe:
             continue
         token, grown = 256 + len(out), set()
         out.append(best)
-        # A word that lost the pair to an earlier merge is still listed. Joining does not change it,
-        # and the subtracted counts are added again.
+        # A word that no longer contains the pair after an earlier merge is still listed. Joining
+        # does not change it, and the subtracted counts are added again.
         for k in where.pop(best):
             old = words[k]
             words[k] = new = _joined(old, best, token)
@@ -212,8 +212,8 @@ def load(path: str | Path) -> Bpe:
 
     Returns the vocabulary.
 
-    Raises `DataError` if the file is missing, damaged, or holds anything else, such as merges of
-    later tokens, or tokens of more than 33 bytes. It is a `ValueError`.
+    Raises `DataError` if the file is missing or damaged, or contains anything else, such as merges
+    of later tokens, or tokens of more than 33 bytes. It is a `ValueError`.
     """
     path = Path(path)
     with reading(path):

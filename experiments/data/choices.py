@@ -35,7 +35,7 @@ CONNECTIVES = {"cause": "because", "effect": "therefore"}
 
 
 class Item(NamedTuple):
-    """A question: a text, and several possible continuations. One of them is right.
+    """A question: a text, and several possible continuations. One of them is correct.
 
     Attributes:
       context: The text before the choices, without white space at its end (unless it is nothing
@@ -71,20 +71,20 @@ class Packed(NamedTuple):
 def read(path: str | Path, answers: str | Path | None = None) -> tuple[Item, ...]:
     """Reads questions from a file of JSON lines.
 
-    Blank lines are skipped. Each line is an object. The names of its fields decide its layout.
+    Blank lines are skipped. Each line is an object. The names of its fields determine its layout.
 
     Args:
       path: The file, one question per line.
       answers: A second file with only the answers, one per line, as for PIQA; None if each question
-        has its own. If given, it replaces the answers in the questions.
+        contains its own. If given, it replaces the answers in the questions.
 
     Returns:
       The questions, in the order of the file.
 
     Raises:
       DataError: If a file is missing, a line is not a question, its answer is not one of its
-        choices, or the numbers of answers and questions differ. The message has the file and the
-        faulty line. It is a `ValueError`.
+        choices, or the numbers of answers and questions differ. The message contains the file and
+        the invalid line. It is a `ValueError`.
     """
     path, items, given = Path(path), [], None
     if answers is not None:
@@ -205,7 +205,7 @@ def _blank(record: Mapping[str, Any], what: str, _: int) -> _Taken:
     """Reads a question of WinoGrande, with the options for a blank as its choices.
 
     Each choice is one of the options, followed by the rest of the sentence. A sentence that begins
-    with the blank has no context, and a line break takes its place.
+    with the blank has no context, and a line break is used instead.
     """
     sentence, options = record["sentence"], [record["option1"], record["option2"]]
     if not isinstance(sentence, str) or sentence.count("_") != 1:
@@ -226,10 +226,10 @@ def _lettered(record: Mapping[str, Any], what: str, _: int) -> _Taken:
 
 
 def _distracted(record: Mapping[str, Any], _: str, index: int) -> _Taken:
-    """Reads a question of SciQ, which has the right answer and three wrong ones.
+    """Reads a question of SciQ, which has a correct answer and three wrong ones.
 
-    The right answer's place is the question's number modulo 4. A fixed place would make it easy to
-    guess.
+    The position of the correct answer is the question's number modulo 4, because a fixed position
+    would be easy to guess.
     """
     choices = [record[f"distractor{k}"] for k in (1, 2, 3)]
     choices.insert(index % 4, record["correct_answer"])
@@ -250,8 +250,8 @@ _SPELLINGS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int],
 def generate(seed: int, items: int, choices: int = 4) -> tuple[Item, ...]:
     """Generates questions about sums, differences, products and arithmetic sequences.
 
-    The four kinds take turns. The right answer is equally likely at each place, and wrong answers
-    differ from it by at most 9.
+    The four kinds alternate. The correct answer is equally likely at each position, and wrong
+    answers differ from it by at most 9.
 
     Args:
       seed: Seed of the random numbers, >= 0.
@@ -294,7 +294,7 @@ def pack(
 ) -> Packed:
     """Encodes questions as token arrays: for each choice, the context followed by that choice.
 
-    A sequence that is too long loses the beginning of its context.
+    A sequence that is too long is truncated at the beginning of its context.
 
     Args:
       items: The questions, one or more.
@@ -305,8 +305,8 @@ def pack(
       The arrays. They have as many choices as the longest item.
 
     Raises:
-      ValueError: If there are no items, `length` is below 2, the arrays would be too large, or in
-        an item a choice has no tokens or leaves no place for any token of the context.
+      ValueError: If there are no items, `length` is below 2, the arrays would be too large, or a
+        choice has no tokens or leaves no room for any token of the context.
 
     >>> item = Item("1 + 1 =", (" 2", " 3"), 0)
     >>> packed = pack([item], lambda text: np.frombuffer(text, np.uint8), 10)
@@ -318,7 +318,7 @@ def pack(
         raise ValueError(
             f"items, length must be one or more and 2 or more; got {len(items)}, {length}"
         )
-    # A place takes four bytes of `tokens` and one of `scored`.
+    # A position takes four bytes of `tokens` and one byte of `scored`.
     if 5 * len(items) * widest * length > MAX_BYTES:
         raise ValueError(
             f"items: {len(items)} of {widest} choices and {length} tokens are too many"
@@ -372,16 +372,16 @@ def scores(
 
 
 def accuracy(score: Float[Array, "*any choice"], answer: Int[Array, "*any"]) -> Float[Array, ""]:
-    """Computes the share of items for which the right choice has the highest score.
+    """Computes the fraction of items for which the correct choice has the highest score.
 
-    Among equal scores, the first counts as the highest.
+    Of equal scores, the first is considered the highest.
 
     Args:
       score: The scores `(..., choice)`.
-      answer: The indices of the right choices `(...,)`.
+      answer: The indices of the correct choices `(...,)`.
 
     Returns:
-      The share, a scalar in [0, 1].
+      The fraction, a scalar in [0, 1].
 
     >>> accuracy(jnp.array([[-1.0, -2.0], [-1.0, -2.0]]), jnp.array([0, 1]))
     Array(0.5, dtype=float32)
@@ -392,16 +392,17 @@ def accuracy(score: Float[Array, "*any choice"], answer: Int[Array, "*any"]) -> 
 def class_losses(
     score: Float[Array, "*any choice"], answer: Int[Array, "*any"]
 ) -> Float[Array, "*any"]:
-    """Computes the negative log-probability of the right choices, when choices compete by scores.
+    """Computes the negative log-probability of the correct choices in a softmax of the scores.
 
         p(choice) = exp(score of choice) / sum over choices of exp(score)
 
     With length-normalised scores, exp of the mean over items is the perplexity over the classes of
-    the paper on overtraining (App. C.1). Its best value is 1. A guess gives the number of choices.
+    the paper on overtraining (App. C.1). Its best value is 1, and guessing gives the number of
+    choices.
 
     Args:
       score: The scores in nats `(..., choice)`; -inf for missing choices.
-      answer: The indices of the right choices `(...,)`.
+      answer: The indices of the correct choices `(...,)`.
 
     Returns:
       The losses in nats `(...,)`.

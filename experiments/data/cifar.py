@@ -31,7 +31,7 @@ _OFFLINE = "scikit-learn's digits (experiments.data.digits)"
 
 
 class Version(NamedTuple):
-    """The names and the content of one data set's files.
+    """The names and the contents of a data set's files.
 
     Attributes:
       source: The publisher of the data set.
@@ -110,7 +110,7 @@ def load(
     """Loads the images of CIFAR-10 or CIFAR-100 from the folder with the publisher's files.
 
     Args:
-      folder: The folder that holds the files.
+      folder: The folder with the files.
       name: "cifar-10" or "cifar-100".
       split: "train" or "test".
       labels: "fine", or "coarse" for CIFAR-100 only.
@@ -122,7 +122,7 @@ def load(
     Raises:
       ValueError: If `name`, `split` or `labels` is unknown.
       DataError: If a file is missing, truncated or mislabelled, such as a fine class of CIFAR-100
-        in two coarse ones. The message has the file. It is a `ValueError`.
+        in two coarse ones. The message contains the file. It is a `ValueError`.
     """
     if name not in VERSIONS or split not in ("train", "test"):
         raise ValueError(
@@ -157,7 +157,7 @@ def load(
 
 
 def _names(folder: Path, version: Version, labels: str) -> tuple[str, ...]:
-    """Reads the names of the classes; numbers stand for them if the file is missing."""
+    """Reads the names of the classes; if the file is missing, they are numbers."""
     path, classes = inside(folder, version.names[labels]), version.columns[labels]
     if not path.exists():
         return tuple(map(str, range(classes)))

@@ -1,11 +1,11 @@
 """Texts with classes, read from JSON lines as questions with the classes as choices.
 
 `read` understands SUBJ, MR, CR, TREC, tweet sentiment and AG News (a text and its label), BoolQ (a
-passage and a question), RTE (a premise and a hypothesis), and similar files. Files of multiple
-choice, such as SIQA's, go to `experiments.data.choices`.
+passage and a question), RTE (a premise and a hypothesis), and similar files. Files of
+multiple-choice questions, such as SIQA's, are passed to `experiments.data.choices`.
 
-A context is the texts of a line, each on its own line, then "Label:". A class is a word or two. The
-paper on overtraining prints neither prompts nor words, so these are our choice.
+A context consists of the texts of a line, each on a separate line, then "Label:". A class is a word
+or two. The paper on overtraining specifies neither prompts nor words, so these are chosen here.
 """
 
 import re
@@ -32,7 +32,7 @@ _LAYOUTS: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...] = (
     (("text",), None),
     (("sentence",), None),
 )
-# The first of these on a line counts. TREC has six coarse and fifty fine classes. The paper does
+# The first of these on a line is used. TREC has six coarse and fifty fine classes. The paper does
 # not specify them, and the coarse classes are usual.
 _LABELS = ("label_coarse_text", "coarse_label", "label_text", "sentiment", "label", "answer")
 _TREC = ("abbreviation", "entity", "description", "human", "location", "number")
@@ -49,7 +49,7 @@ _OF_FILES: Mapping[str, tuple[str, ...]] = {
 
 
 def holds(path: str | Path) -> bool:
-    """Returns whether a file holds texts with classes, by the fields of its first line.
+    """Returns whether a file contains texts with classes, by the fields of its first line.
 
     Args:
       path: The file of JSON lines.
@@ -75,9 +75,10 @@ def _known(record: Mapping[str, Any]) -> tuple[Any, str | None]:
 def read(path: str | Path) -> tuple[Item, ...]:
     """Reads texts and their classes from a file of JSON lines.
 
-    Blank lines are skipped. The field names of the first line decide the layout of the file. Text
-    labels are the classes themselves, in alphabetical order. Number labels get their words from the
-    fields (BoolQ, TREC) or from the beginning of the file's name, such as ag_news_train.jsonl.
+    Blank lines are skipped. The field names of the first line determine the layout of the file.
+    Text labels are the classes themselves, in alphabetical order. The words for numeric labels
+    follow from the fields (BoolQ, TREC) or from the beginning of the file's name, such as
+    ag_news_train.jsonl.
 
     Args:
       path: The file, one text per line.
@@ -88,8 +89,8 @@ def read(path: str | Path) -> tuple[Item, ...]:
 
     Raises:
       DataError: If the file is missing, a field of the first line is missing, a text is empty, a
-        label is not a class, or the classes are not known or not from 2 to 64. The message has the
-        file and the faulty line. It is a `ValueError`.
+        label is not a class, or the classes are not known or not from 2 to 64. The message contains
+        the file and the invalid line. It is a `ValueError`.
     """
     path = Path(path)
     rows = list(json_lines(path, SOURCE, MAX_LINE))

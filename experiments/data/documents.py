@@ -1,7 +1,7 @@
 """Texts for language modelling, read from JSON lines: GSM8k, Starcoder's Python and similar files.
 
-`read` reads a text from one field, or a question and its answer. `pack` encodes each text in a row
-of its own. All its tokens are learned.
+`read` reads a text from one field, or a question and its answer. `pack` encodes each text in a
+separate row. All its tokens are learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ _LAYOUTS = (("text",), ("content",), ("question", "answer"))
 
 
 def holds(path: str | Path) -> bool:
-    """Returns whether a file holds texts, by the fields of its first line.
+    """Returns whether a file contains texts, by the fields of its first line.
 
     Args:
       path: The file of JSON lines.
@@ -53,8 +53,8 @@ def read(path: str | Path) -> tuple[str, ...]:
       The texts, in the order of the file.
 
     Raises:
-      DataError: If the file is missing, or a line is not a text. The message has the file and the
-        faulty line. It is a `ValueError`.
+      DataError: If the file is missing, or a line is not a text. The message contains the file and
+        the invalid line. It is a `ValueError`.
     """
     texts = []
     for what, record in json_lines(Path(path), SOURCE, MAX_LINE):
@@ -79,7 +79,7 @@ def read(path: str | Path) -> tuple[str, ...]:
 
 
 def pack(texts: Sequence[str], encode: Callable[[bytes], Any], length: int) -> Packed:
-    """Encodes texts, each in a row of its own. Longer texts are cut off.
+    """Encodes texts, each in a separate row. Longer texts are truncated.
 
     Args:
       texts: The texts.

@@ -1,8 +1,9 @@
 """Checkpoints and recipes to try merging with, made offline in seconds.
 
 A network learns to read the bundled handwritten digits. Three copies of it are fine-tuned: on
-digits rotated one way, on digits rotated the other way, and on the larger digits alone. The four
-are written as safetensors folders, with a recipe for every merging method in mergekit's grammar:
+digits rotated in one direction, on digits rotated in the other, and on only the larger digits. The
+four are written as safetensors folders, with a recipe for every merging method in mergekit's
+grammar:
 
     DIR/base/  DIR/expert-0/  DIR/expert-1/  DIR/expert-2/  DIR/recipes/METHOD.yaml
 
@@ -46,15 +47,15 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
     Args:
       folder: The folder. It is created if it is missing.
       seed: The seed of the training, and of the choice of held-out digits.
-      force: Whether the folder may hold files already. Earlier examples in it are then replaced.
-        Other files stay.
+      force: Whether the folder may already contain files. Earlier examples in it are then replaced,
+        and other files are kept.
 
     Returns:
       For each model, the held-out accuracy on each of `HELD_OUT`, from 0 to 1.
 
     Raises:
-      RefusedError: If `folder` is a file, or holds anything and `force` is false. It is raised
-        before any work.
+      RefusedError: If `folder` is a file, or is not empty and `force` is false. It is raised before
+        any work.
       StoreError: If a file cannot be written.
     """
     with filled(folder, force) as part:
@@ -66,7 +67,7 @@ def make(folder: Path, *, seed: int = 0, force: bool = False) -> dict[str, dict[
             for method, text in recipes(folder.resolve()).items():
                 (part / "recipes" / f"{method}.yaml").write_text(text)
             _save_held_out(part, seed)
-            # The record is removed first and written last, because in between the folder holds a
+            # The record is removed first and written last, because in between the folder contains a
             # mixture of old and new files.
             (folder / RECORD).unlink(missing_ok=True)
     record = {"format": disk.FORMAT, "seed": seed, "tasks": list(TASKS)}
@@ -80,13 +81,13 @@ def filled(folder: Path, force: bool) -> Iterator[Path]:
 
     Args:
       folder: The folder. It is created if it is missing.
-      force: Whether it may hold files already. New files replace those with equal names.
+      force: Whether it may already contain files. New files replace those with the same names.
 
     Yields:
       A temporary folder to write into.
 
     Raises:
-      RefusedError: If `folder` is a file, or holds anything and `force` is false.
+      RefusedError: If `folder` is a file, or is not empty and `force` is false.
       StoreError: If a file cannot be written.
     """
     _admit(folder, force)
@@ -105,7 +106,7 @@ def filled(folder: Path, force: bool) -> Iterator[Path]:
 
 
 def make_llamas(folder: Path, *, seed: int = 0, force: bool = False) -> None:
-    """Writes three small Llamas, a base and two models near it, and a file for `upcycle`.
+    """Writes three small Llamas, a base and two models close to it, and a file for `upcycle`.
 
     Their weights are random: they show how tensors change, but do not model text. The prompts in
     the file are lists of tokens, because there is no tokenizer.
@@ -113,10 +114,10 @@ def make_llamas(folder: Path, *, seed: int = 0, force: bool = False) -> None:
     Args:
       folder: The folder. It is created if it is missing.
       seed: The seed of the weights.
-      force: Whether the folder may hold files already.
+      force: Whether the folder may already contain files.
 
     Raises:
-      RefusedError: If `folder` is a file, or holds anything and `force` is false.
+      RefusedError: If `folder` is a file, or is not empty and `force` is false.
       StoreError: If a file cannot be written.
     """
     from sail_jax.checkpoint.output.writer import save_checkpoint
@@ -160,7 +161,7 @@ def make_llamas(folder: Path, *, seed: int = 0, force: bool = False) -> None:
 
 
 def _admit(folder: Path, force: bool) -> None:
-    """Refuses a file, and a folder that holds anything unless `force` is given."""
+    """Rejects a file, and a folder that is not empty unless `force` is given."""
     if folder.exists() and not folder.is_dir():
         raise disk.RefusedError(f"{folder} is not a directory; choose another")
     if folder.is_dir() and any(folder.iterdir()) and not force:
@@ -243,9 +244,9 @@ def evaluate(checkpoint: str | Path, *, seed: int = 0) -> dict[str, float]:
     """Scores a model on digits that no example was trained on: upright ones, and each of `TASKS`.
 
     Args:
-      checkpoint: One of the examples, a merge of them, or one of these grown. Its hidden layers may
-        have any width and number.
-      seed: The seed of the examples, which decides the held-out digits.
+      checkpoint: One of the examples, a merge of them, or a grown one. Its hidden layers may have
+        any width and number.
+      seed: The seed of the examples, which determines the held-out digits.
 
     Returns:
       The accuracy on each of `HELD_OUT`, from 0 to 1.
@@ -352,7 +353,7 @@ def print_grades(grades: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def _sources(folder: Path, names: Sequence[str], per_model: str) -> str:
-    """The part of a recipe that lists the models, with the parameters of each."""
+    """Makes the part of a recipe that lists the models, with the parameters of each."""
     lines = ["models:"]
     for name in names:
         lines.append(f"  - model: {json.dumps(str(folder / name))}")
@@ -431,7 +432,7 @@ def recipes(folder: Path) -> dict[str, str]:
     """Writes a recipe for each merging method, in mergekit's grammar.
 
     Args:
-      folder: The folder of the examples, which the recipes refer to. It need not exist.
+      folder: The folder of the examples, which the recipes refer to. It does not have to exist.
 
     Returns:
       The texts of the recipes, in YAML, by method.

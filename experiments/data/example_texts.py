@@ -1,8 +1,8 @@
 """Two small networks that read text, with different tokenizers, made offline in a second.
 
 Each predicts the next token from the last one. Its embedding and head are factors of a table of
-pairs, and its single layer adds nothing. The table counts pairs of tokens in the source of Python's
-standard library. `few` has fewer tokens and a narrower stream than `many`.
+pairs, and its only layer is the identity. The table counts pairs of tokens in the source of
+Python's standard library. `few` has fewer tokens and a narrower stream than `many`.
 """
 
 import json
@@ -98,7 +98,7 @@ def _tokenizer(learnt: bpe.Bpe) -> dict:
     for a, b in learnt.merges.tolist():
         merges.append([texts[a], texts[b]])
         texts.append(texts[a] + texts[b])
-    # The last merges come first, so the two tokenizers number the tokens differently.
+    # The last merges come first, so that the two tokenizers number the tokens differently.
     vocab = {text: i for i, text in enumerate(reversed(dict.fromkeys(texts)))}
     level = {"type": "ByteLevel", "add_prefix_space": False}
     return {

@@ -1,7 +1,7 @@
-"""Data files from other sources: read within bounds, with errors that give the publisher.
+"""Reads data files from other sources, within bounds, with errors that contain the publisher.
 
-Loaders of downloaded files use these functions, so a missing or damaged file is always a
-`DataError` of one line. The return types of loaders (`Images`, `Pool`) are here, too.
+Loaders of downloaded files use these functions, so that a missing or damaged file always raises a
+one-line `DataError`. The return types of loaders (`Images`, `Pool`) are also defined here.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ MAX_TEXT = 1 << 26
 class DataError(disk.StoreError, ValueError):
     """Raised when data are missing or damaged, or do not have the expected form.
 
-    It is also a `ValueError`. Its message is one line, with the faulty file or option.
+    It is also a `ValueError`. Its message is one line, with the invalid file or option.
     """
 
     code = 2
@@ -39,7 +39,7 @@ class Source(NamedTuple):
     Attributes:
       name: The name of the data set in messages.
       home: Its publisher, or the address of its page.
-      offline: The data that studies use instead if it is missing.
+      offline: The data that studies use if it is missing.
     """
 
     name: str
@@ -55,7 +55,8 @@ class DataSet(NamedTuple):
 
     Attributes:
       source: Its publisher.
-      count: The number of classes, or of tokens in the vocabulary; None if only the files have it.
+      count: The number of classes, or of tokens in the vocabulary; None if it is only known from
+        the files.
       files: The required content of its folder, for the list of data sets; empty for data that are
         part of every installation.
       read: `read(folder, split=...)` returns the images of "train" or "test", for images in files.
@@ -68,7 +69,7 @@ class DataSet(NamedTuple):
 
 
 class Images(NamedTuple):
-    """Labelled images as they are stored.
+    """Labelled images in their stored form.
 
     Attributes:
       images: Pixels from 0 to 255, uint8 `(n, height, width, channel)`.
@@ -96,7 +97,8 @@ class Pool(NamedTuple):
 def missing(path: Path, source: Source) -> DataError:
     """Creates the error for a missing file.
 
-    Returns an error without raising it. It has the publisher of the data set and the offline data.
+    Returns an error without raising it. It contains the publisher of the data set and the offline
+    data.
     """
     return DataError(
         f"{path} is missing: {source.name} is published at {source.home}; put it there, or use the "
@@ -108,7 +110,7 @@ def missing(path: Path, source: Source) -> DataError:
 def refused() -> Iterator[None]:
     """Turns a `ValueError` inside a `with` statement into a `DataError`.
 
-    Use it for conditions that the data, checkpoints or devices of a run do not meet: the command
+    Use it for conditions that the data, checkpoints or devices of a run do not satisfy: the command
     line prints a `DataError` as one line, without a traceback. `StoreError` passes unchanged.
 
     Yields:
@@ -143,8 +145,8 @@ def reading(path: object) -> Iterator[None]:
             yield
     except DataError:
         raise
-    # The readers of checkpoints raise their own errors. Callers here catch only `DataError`, so it
-    # takes over their message.
+    # The readers of checkpoints raise their own errors. Callers here catch only `DataError`, which
+    # therefore copies the message.
     except disk.StoreError as exc:
         raise DataError(" ".join(str(exc).splitlines())) from exc
 
@@ -167,7 +169,7 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
     with reading(path):
         if not path.exists():
             raise missing(path, source)
-        # Opening a pipe would wait for its writer, perhaps forever.
+        # Opening a pipe would wait for its writer, possibly forever.
         if not path.is_file():
             raise DataError(f"{path} is not a plain file")
         with open(path, "rb") as file:
@@ -175,19 +177,19 @@ def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def inside(folder: Path, *parts: str) -> Path:
-    """Joins a path below a folder, and refuses one that leads out of it.
+    """Joins a path below a folder, and rejects one that leads out of it.
 
-    Names read from files come from other people, and could lead to any file.
+    Names read from files are not trusted, and could lead to any file.
 
     Args:
       folder: The folder.
       *parts: Plain names of files or folders, one per level.
 
     Returns:
-      The path, which need not exist.
+      The path, which may not exist.
 
     Raises:
-      DataError: If a part is not a plain file name, or a link on the way leads out of the folder.
+      DataError: If a part is not a plain file name, or a link in the path leads out of the folder.
     """
     for part in parts:
         if part in ("", ".", "..") or "/" in part or "\\" in part or not part.isprintable():
@@ -276,19 +278,19 @@ def fill(file: BinaryIO, shape: tuple[int, ...], path: Path) -> UInt8[np.ndarray
 def open_npy(path: Path, source: Source) -> Num[np.ndarray, "..."]:
     """Maps the numbers of a .npy file into memory, read only.
 
-    The header is compared with the size of the file. Arrays of objects are refused: they are
-    pickles, and reading one would run code from the file.
+    The header is compared with the size of the file. Arrays of objects are rejected, because they
+    are pickles, and reading one would run code from the file.
 
     Args:
       path: The file.
       source: The data set of the file, for the message if it is missing.
 
     Returns:
-      The array. It stays on disk, unless its byte order has to be changed.
+      The array. It remains on disk, unless its byte order must be changed.
 
     Raises:
-      DataError: If the file is missing, damaged, truncated or empty, or does not hold integers or
-        real numbers.
+      DataError: If the file is missing, damaged, truncated or empty, or does not contain integers
+        or real numbers.
     """
     with opened(path, source) as (file, size):
         shape, fortran, dtype = npy_header(file)
@@ -333,7 +335,7 @@ def checked_labels(
         )
     if examples is not None and len(labels) != examples:
         raise DataError(f"{path} holds {len(labels)} labels for {examples} examples")
-    # If the smallest and the largest label are classes, so are all between them.
+    # If the smallest and the largest label are valid, so are all labels between them.
     for worst in (int(labels.min()), int(labels.max())) if len(labels) else ():
         if not first <= worst < first + classes:
             raise DataError(

@@ -1,4 +1,4 @@
-"""Text as the tokens of a Hugging Face checkpoint, by its own tokenizer.json.
+"""Encodes text as the tokens of a Hugging Face checkpoint, by its tokenizer.json.
 
 It supports the byte-level byte-pair encoding of GPT-2, GPT-NeoX and OLMo. `bpe` learns vocabularies
 from text.
@@ -28,8 +28,9 @@ _SPACE = "\t\n\v\f\r\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
 )
 # The two expressions together are GPT-2's pattern. It has classes of Unicode unknown to `re`. The
-# second expression therefore reads a text's shape, with one character for each of the text's: L for
-# a letter, N for a number, a space for itself, w for other white space, O for everything else.
+# second expression therefore matches a text's shape, with one character for each character of the
+# text: L for a letter, N for a number, a space for itself, w for other white space, O for
+# everything else.
 _SHORT = re.compile("'(?:s|t|re|ve|m|ll|d)")
 _WORD = re.compile(" ?L+| ?N+| ?O+|[ w]+(?![^ w])|[ w]+")
 
@@ -39,8 +40,7 @@ Encode = Callable[[bytes], Int32[np.ndarray, " n"]]
 def load(path: str | Path) -> Encode:
     """Reads a tokenizer.json and returns the function that encodes with it.
 
-    Text is only text: special tokens of the vocabulary, such as <|endoftext|>, are not searched for
-    in it.
+    Special tokens of the vocabulary, such as <|endoftext|>, are not recognised in text.
 
     Args:
       path: The file tokenizer.json.
@@ -110,7 +110,8 @@ def words(text: str) -> Iterator[str]:
     >>> list(words("It's 10  o'clock"))
     ['It', "'s", ' 10', ' ', ' o', "'", 'clock']
     """
-    # Text and shape have equally many characters, so a match in one is a position in the other.
+    # Text and shape have the same number of characters, so a match in one is a position in the
+    # other.
     shape, at = "".join(map(_shape, text)), 0
     while at < len(text):
         match = _SHORT.match(text, at) or _WORD.match(shape, at)
@@ -121,7 +122,7 @@ def words(text: str) -> Iterator[str]:
 
 
 def _shape(char: str) -> str:
-    """Returns the kind of a character, as `_WORD` reads it."""
+    """Returns the kind of a character, in the form that `_WORD` matches."""
     if char == " ":
         return " "
     if char in _SPACE:

@@ -1,4 +1,4 @@
-"""Loader of idx files: MNIST and the data sets that adopted its format.
+"""Loader of idx files: MNIST and data sets in the same format.
 
 `FAMILIES` has a row for each data set: MNIST, Fashion-MNIST and the parts of EMNIST. Files may be
 packed with gzip.
@@ -78,7 +78,7 @@ def _read(path: Path, axes: int, source: Source) -> UInt8[np.ndarray, "..."]:
     with opened(path, source) as (raw, size):
         packed = path.suffix == ".gz"
         file = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if packed else raw
-        # Deflate packs at most 1032 to 1, so a larger claim is false, perhaps an attack.
+        # Deflate compresses at most 1032 to 1, so a larger claim is false, possibly an attack.
         bound = min(1032 * size, MAX_UNPACKED) if packed else size
         head = file.read(4)
         if not head:
@@ -134,10 +134,10 @@ def _find(folder: Path, stem: str, axes: int) -> Path:
 def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Images:
     """Loads the images and labels of one data set from the folder with the publisher's files.
 
-    EMNIST's images are transposed to stand upright.
+    EMNIST's images are transposed to be upright.
 
     Args:
-      folder: The folder that holds the files.
+      folder: The folder with the files.
       name: The data set, a key of `FAMILIES`.
       split: "train" or "test".
 
@@ -148,7 +148,7 @@ def load(folder: str | Path, name: str = "mnist", split: str = "train") -> Image
     Raises:
       ValueError: If `name` or `split` is unknown.
       DataError: If a file is missing, truncated or mislabelled, or the files of images and labels
-        are swapped. The message has the file. It is a `ValueError`.
+        are swapped. The message contains the file. It is a `ValueError`.
     """
     if name not in FAMILIES or split not in ("train", "test"):
         raise ValueError(

@@ -64,13 +64,14 @@ def decode(
         colour, or, without `crop`, has a different size. It is a `ValueError`.
     """
     with warnings.catch_warnings():
-        # Pillow warns of large sizes, which are checked here, and of odd metadata, which is unused.
+        # Pillow warns about large sizes, which are checked here, and about unusual metadata, which
+        # is not used.
         warnings.simplefilter("ignore")
         return _decode(Path(path), side, crop, source)
 
 
 def _decode(path: Path, side: int, crop: bool, source: Source) -> UInt8[np.ndarray, "side side 3"]:
-    """`decode`, with all warnings visible; the caller filters them."""
+    """Decodes as `decode`, with all warnings visible; the caller filters them."""
     from PIL import Image
 
     with opened(path, source) as (file, size):
@@ -94,13 +95,14 @@ def _decode(path: Path, side: int, crop: bool, source: Source) -> UInt8[np.ndarr
             short = min(width, height)
             left, top = (width - short) / 2, (height - short) / 2
             box = (left, top, left + short, top + short)
-            # Cropped and resized at once: a crop of its own would round the box to whole pixels.
+            # Cropped and resized in one step, because a separate crop would round the box to whole
+            # pixels.
             image = image.resize((side, side), Image.Resampling.BICUBIC, box)
         return np.asarray(image, np.uint8)
 
 
 def _listed(folder: Path, source: Source, *, folders: bool) -> list[str]:
-    """Returns the sorted names of a folder's images, or of its folders; links out are refused."""
+    """Returns the sorted names of a folder's images, or of its folders; links out are rejected."""
     with reading(folder):
         if not folder.is_dir():
             raise missing(folder, source)
@@ -132,7 +134,7 @@ def _images(
             f"{MAX_BYTES}"
         )
     out = np.empty((len(paths), side, side, 3), np.uint8)
-    # Images are decoded one at a time, so only the result is held whole.
+    # Images are decoded one at a time, so that only the result is completely in memory.
     for k, path in enumerate(paths):
         out[k] = decode(path, side, crop=crop, source=source)
     return Images(out, np.fromiter(labels, np.int32, len(paths)), tuple(names))
@@ -215,8 +217,8 @@ class Pictures:
         def fill(k: int, i: int) -> None:
             out[k] = _decode(self.paths[i], self.side, True, PLAIN)
 
-        # Decoding leaves other threads free to run. Warnings are caught here, once, because threads
-        # share their filters.
+        # Decoding releases the lock for other threads. Warnings are caught here, once, because
+        # threads share their filters.
         with warnings.catch_warnings(), ThreadPoolExecutor(os.cpu_count()) as threads:
             warnings.simplefilter("ignore")
             list(threads.map(fill, range(index.size), index.flat))
@@ -225,10 +227,10 @@ class Pictures:
     def reader(
         self, count: int | None = None
     ) -> Callable[[Int[np.ndarray, "*any"]], UInt8[np.ndarray, "*any side side 3"]]:
-        """Creates a function that looks images up, in memory if they are few.
+        """Creates a function that looks up images, in memory if there are few.
 
         Args:
-          count: How many images, from the first, may be looked up; None for all of them.
+          count: The number of images, from the first, that may be looked up; None for all.
 
         Returns:
           A function of indices that returns the images.

@@ -1,4 +1,4 @@
-"""Tasks made from one set of labelled images: all of them rotated, or only some of their classes.
+"""Makes tasks from one set of labelled images: all of them rotated, or only some classes.
 
 A config describes a task by text, such as "rotate 45" or "classes 0-4" (`parse`). `of` makes it
 from the images, `split` distributes the images over the parts of a study, and `pick` takes one part
@@ -17,7 +17,7 @@ from pydantic import AfterValidator
 from experiments.data.files import Pool
 from experiments.lab.config import Different
 
-# Configs need no JAX, which is slow to import.
+# Configs do not require JAX, which is slow to import.
 if TYPE_CHECKING:
     import jax
 
@@ -95,7 +95,7 @@ Tasks = Annotated[Different[Annotated[str, AfterValidator(_parsed)]], MinLen(2)]
 
 
 def check_classes(field: str, tasks: Sequence[str], classes: int) -> None:
-    """Checks that the images have the classes of the tasks.
+    """Checks that the classes of the tasks exist in the images.
 
     Args:
       field: The name of the config's field with the tasks, for the message.
@@ -116,14 +116,14 @@ def check_classes(field: str, tasks: Sequence[str], classes: int) -> None:
 def check_left(
     field: str, value: int, taken: int, examples: int | None, why: str = "for the test"
 ) -> None:
-    """Checks that a part of the images leaves some of them to the other parts.
+    """Checks that a part of the images leaves some of them for the other parts.
 
     Args:
       field: The name of the config's field with the part's size, for the message.
       value: The number of images in the part.
-      taken: The number of images that are in other parts already.
-      examples: The number of all images; None if only their files have it. None turns the check
-        off.
+      taken: The number of images that are already in other parts.
+      examples: The number of all images; None if it is only known from the files; the check is then
+        skipped.
       why: The use of the remaining images, for the message.
 
     Raises:
@@ -136,11 +136,11 @@ def check_left(
 def of(pool: Pool, task: str = "upright") -> Task:
     """Makes a task from all images of a pool.
 
-    The k-th example is the same image in every task, so one `split` serves all tasks.
+    The k-th example is the same image in every task, so that one `split` can be used for all tasks.
 
     Args:
       pool: The images, with pixels in [0, 1].
-      task: The name of the task, as `parse` reads it.
+      task: The name of the task, in the form that `parse` accepts.
 
     Returns:
       All images under the task's rotation `(example, pixel)`, their labels, and a mask of the
@@ -199,7 +199,7 @@ def split(seed: int, replicates: int, *, examples: int, train: int, validation: 
 
 
 def pick(tasks: Sequence[Task], index: Int[np.ndarray, "replicate example"]) -> Task:
-    """Takes the same examples of every task.
+    """Selects the same examples of every task.
 
     Args:
       tasks: The tasks, all of the same images.

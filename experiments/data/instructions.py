@@ -33,7 +33,7 @@ class Instruction(NamedTuple):
 
     Attributes:
       prompt: Everything before the response, as text or as tokens.
-      response: The response, the only learned part, as text or as tokens.
+      response: The response, the only part that is learned, as text or as tokens.
     """
 
     prompt: str | tuple[int, ...]
@@ -66,7 +66,7 @@ class Packed(NamedTuple):
         Raises:
           DataError: If the arrays would be too large for memory.
         """
-        # A place takes four bytes of `tokens` and one of `scored`.
+        # A position takes four bytes of `tokens` and one byte of `scored`.
         if 5 * count * length > MAX_BYTES:
             raise DataError(f"{count} {what} of {length} tokens are too many")
         return cls(np.zeros((count, length), np.int32), np.zeros((count, length - 1), bool))
@@ -75,7 +75,7 @@ class Packed(NamedTuple):
 def read(path: str | Path) -> tuple[Instruction, ...]:
     """Reads instructions from a file of JSON lines.
 
-    Blank lines are skipped. Each line is an object. The names of its fields decide its layout:
+    Blank lines are skipped. Each line is an object. The names of its fields determine its layout:
     `chosen` (Anthropic-HH: a dialogue; its last turn is the response), `messages` (each with `role`
     and `content`; the assistant's last message is the response), or `prompt` (`instruction`,
     `question`; followed by `input`, if present) and `response` (`output`, `completion`, `answer`).
@@ -88,8 +88,8 @@ def read(path: str | Path) -> tuple[Instruction, ...]:
       The examples, in the order of the file.
 
     Raises:
-      DataError: If the file is missing, or a line is not an example. The message has the file and
-        the faulty line. It is a `ValueError`.
+      DataError: If the file is missing, or a line is not an example. The message contains the file
+        and the invalid line. It is a `ValueError`.
     """
     lines = json_lines(Path(path), SOURCE, MAX_LINE)
     examples = tuple(_example(record, what) for what, record in lines)
@@ -102,7 +102,7 @@ def _example(record: Mapping[str, Any], what: str) -> Instruction:
     """Reads an example from one object; `what` is its line, for messages."""
     if "chosen" in record and isinstance(record["chosen"], str):
         prompt, turn, response = record["chosen"].rpartition(_TURN)
-        # If the assistant has no turn, `turn` and the prompt are empty, which is refused below.
+        # If the assistant has no turn, `turn` and the prompt are empty, which is rejected below.
         prompt += turn
     elif "messages" in record:
         prompt, response = _dialogue(record["messages"], what)
@@ -141,7 +141,7 @@ def _tokens(value: object) -> bool:
 def _dialogue(messages: Any, what: str) -> tuple[str, str]:
     """Returns the prompt in TULU's format, and the assistant's last message.
 
-    Later messages are left out.
+    Later messages are omitted.
     """
     fine = isinstance(messages, list) and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
@@ -162,15 +162,16 @@ def pack(
     length: int,
     end: Sequence[int] = (),
 ) -> Packed:
-    """Encodes examples, each in a row of its own.
+    """Encodes examples, each in a separate row.
 
-    A row is the prompt, the response and `end`. A longer row is cut off at its end. An example is
-    left out if its prompt is empty, or fills the row and so leaves no token of the response.
+    A row consists of the prompt, the response and `end`. A longer row is truncated at its end. An
+    example is omitted if its prompt is empty, or fills the row and so leaves no token of the
+    response.
 
     Args:
       examples: The examples.
       encode: A function from bytes in UTF-8 to tokens `(n,)`. It is not called for parts that are
-        tokens already.
+        already tokens.
       length: Tokens of a row, 2 or more.
       end: Tokens that end a response, and are learned with it; none by default.
 

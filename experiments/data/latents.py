@@ -64,7 +64,7 @@ CHUNK = 1 << 24
 
 
 class Latents(NamedTuple):
-    """Latents of images, as they are stored, and their labels.
+    """Latents of images in their stored form, and their labels.
 
     The model's input is `scale * latent + bias`.
 
@@ -89,10 +89,10 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
     """Loads latents and their labels.
 
     Args:
-      path: A .npy file of latents, which stay on disk, or a .npz file that holds `latents` and
+      path: A .npy file of latents, which remain on disk, or a .npz file with `latents` and
         `labels`.
-      labels: A .npy file of labels; None for `labels.npy` in the folder of the latents. A .npz file
-        holds its own labels, so it needs None.
+      labels: A .npy file of labels; None for `labels.npy` in the folder of the latents. It must be
+        None for a .npz file, which contains its own labels.
       classes: The number of classes.
 
     Returns:
@@ -101,7 +101,7 @@ def load(path: str | Path, labels: str | Path | None = None, *, classes: int = 1
     Raises:
       ValueError: If `labels` is given with a .npz file.
       DataError: If something is missing, truncated, swapped, mislabelled, or not finite. The
-        message has the file. It is a `ValueError`.
+        message contains the file. It is a `ValueError`.
     """
     path = Path(path)
     if path.suffix == ".npz":

@@ -1,8 +1,8 @@
-"""The data sets with names in studies, and the groups of config fields that choose one.
+"""Data sets with names in studies, and groups of config fields that choose one.
 
 `IMAGES`, `TEXTS` and `LATENTS` collect the loaders' declarations under these names. `ImageData`,
-`ImagePool`, `TextData` and `LatentData` are groups of fields: a name, and the place of the files.
-The default of every kind is a data set that needs no files.
+`ImagePool`, `TextData` and `LatentData` are groups of fields: a name, and the location of the
+files. The default of every kind is a data set that requires no files.
 """
 
 import importlib
@@ -97,8 +97,8 @@ class ImageData:
           The images, their labels, and the names of the classes.
 
         Raises:
-          DataError: If `folder` is not set, or a file in it is missing or damaged. The message has
-            the publisher of the data set, and the data that need no download.
+          DataError: If `folder` is not set, or a file in it is missing or damaged. The message
+            contains the publisher of the data set, and the data that require no download.
         """
         entry = IMAGES[self.name]
         assert entry.read is not None, f"{self.name} has no files"
@@ -137,7 +137,7 @@ class ImagePool(ImageData):
 
     @property
     def size(self) -> int | None:
-        """The number of images, or None if only the files have it."""
+        """The number of images, or None if it is only known from the files."""
         return self.examples or (digits.EXAMPLES if self.name == OFFLINE else None)
 
     def published(self) -> tuple[Pool, int]:
@@ -241,7 +241,7 @@ class TextData:
 
     @property
     def known_vocab(self) -> int | None:
-        """The size of the vocabulary, or None if only the files have it."""
+        """The size of the vocabulary, or None if it is only known from the files."""
         return self.vocab or TEXTS[self.name].count
 
     def read(self, group: str = "data") -> Tokens:
@@ -254,8 +254,8 @@ class TextData:
           The tokens to learn from, those held out, and the size of the vocabulary.
 
         Raises:
-          DataError: If `folder` is needed but not set, or a file in it is missing or damaged. The
-            message has the publisher of the text, and the text that needs no download.
+          DataError: If `folder` is required but not set, or a file in it is missing or damaged. The
+            message contains the publisher of the text, and the text that requires no download.
         """
         if self.name == OFFLINE_TEXT:
             return Tokens(*text.load(), text.VOCAB)
@@ -336,15 +336,15 @@ class LatentData:
         encoded yet.
 
         Args:
-          classes: The number of classes that the network has.
+          classes: The number of classes of the network.
 
         Returns:
           The latents, labels and features.
 
         Raises:
           DataError: If the digits are requested with a number of classes other than 10, `file` or
-            `folder` is needed but not set, or a file is missing or damaged. The message has the
-            publishers, and the data that need no download.
+            `folder` is required but not set, or a file is missing or damaged. The message contains
+            the publishers, and the data that require no download.
         """
         if self.name == OFFLINE:
             if classes != (own := IMAGES[OFFLINE].count):
@@ -393,7 +393,7 @@ class Kind(NamedTuple):
       group: The group of config fields that chooses one.
       sets: The data sets by name.
       unit: The unit of the count.
-      uncounted: The text if only the files have the count.
+      uncounted: The text if the count is only known from the files.
     """
 
     group: type[ImageData] | type[TextData] | type[LatentData]

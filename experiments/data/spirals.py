@@ -1,4 +1,4 @@
-"""Two interleaving spirals, one for each class, and pairs of source sets cut out of them."""
+"""Two interleaving spirals, one for each class, and pairs of source sets drawn from them."""
 
 from typing import Literal, NamedTuple, get_args
 

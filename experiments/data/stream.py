@@ -1,7 +1,7 @@
 """The examples of a training step, as a pure function of the step.
 
-A resumed run needs no stored state: step t uses the same examples, even if other processes computed
-the earlier steps.
+A resumed run requires no stored state: step t uses the same examples, even if other processes
+computed the earlier steps.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ def permuted(
     """Applies a pseudo-random permutation of 0 to n - 1 to some indices.
 
     Time and memory grow with the number of indices, not with n. The permutation is a Feistel
-    network on the smallest even number of bits that holds n. An index that becomes n or larger is
+    network on the smallest sufficient even number of bits. An index that becomes n or larger is
     permuted again until it is below n.
 
     Args:
       index: The indices, int64 `(k,)`, each from 0 to n - 1.
       n: The number of permuted values, >= 1.
-      seed: Whole numbers >= 0; different ones give different permutations.
+      seed: Integers >= 0; different ones give different permutations.
 
     Returns:
       The permuted indices, int64 `(k,)`.
@@ -35,8 +35,8 @@ def permuted(
     >>> sorted(permuted(np.arange(5), 5, [0]).tolist())
     [0, 1, 2, 3, 4]
     """
-    # Two halves of equal size hold at most 4 n numbers, so on average at most four steps lead back
-    # below n.
+    # Two halves of equal size represent at most 4 n numbers, so on average at most four steps lead
+    # back below n.
     half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
     mask = (np.uint64(1) << half) - np.uint64(1)
     keys = np.random.SeedSequence(tuple(seed)).generate_state(ROUNDS, np.uint64)
@@ -66,8 +66,8 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarray, " size"]:
     """Returns the examples in the batch of one training step.
 
-    Each epoch takes every example once, in an order of its own. A batch may end one epoch and begin
-    the next, so every batch is full.
+    Each epoch uses every example once, in a new order. A batch may span two epochs, so that every
+    batch is full.
 
     Args:
       step: The number of the step, >= 0.
@@ -93,6 +93,6 @@ def indices(step: int, *, examples: int, size: int, seed: int) -> Int64[np.ndarr
     epoch, place = at // examples, at % examples
     out = np.empty(size, np.int64)
     for e in np.unique(epoch).tolist():
-        # A batch is in one epoch, or in two if it spans their border.
+        # A batch is in one epoch, or in two if it spans their boundary.
         out[epoch == e] = permuted(place[epoch == e], examples, [seed, e])
     return out

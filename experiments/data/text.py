@@ -1,4 +1,4 @@
-"""Text that is part of every installation: the source of Python's standard library, as characters.
+"""Text that is part of every installation: the source of Python's standard library, by character.
 
 `overlapping` cuts pairs of source sets from such a text, for SAIL's experiments on language.
 `tokens` reads larger texts that other programs tokenised.
@@ -135,23 +135,23 @@ def overlapping(
 ) -> Int[np.ndarray, "2 count"]:
     """Draws two source sets that share some blocks, and that contain some blocks of the target.
 
-    A share alpha of each source is common to both. Among the common blocks, and among each source's
-    own blocks, a share beta is from the target's part. The other own blocks of a source are from
-    its part. The other common blocks are from both parts in equal numbers. Shares are rounded to
-    whole blocks.
+    A fraction alpha of each source is common to both. Among the common blocks, and among each
+    source's own blocks, a fraction beta is from the target's part. The other own blocks of a source
+    are from its part, and the other common blocks are from both parts in equal numbers. Fractions
+    are rounded to whole blocks.
 
     Args:
       rng: The source of random numbers.
       parts: The blocks of the first source, of the second source and of the target, as indices.
       count: The number of blocks in each source.
-      alpha: The share of blocks that is common, in [0, 1].
-      beta: The share of blocks from the target, in [0, 1].
+      alpha: The fraction of blocks that is common, in [0, 1].
+      beta: The fraction of blocks from the target, in [0, 1].
 
     Returns:
       The indices of the blocks in either source `(2, count)`, the common ones first.
 
     Raises:
-      ValueError: If a share is outside [0, 1], or a part has too few blocks.
+      ValueError: If a fraction is outside [0, 1], or a part has too few blocks.
 
     References:
       SAIL, Sec. 4.4, has alpha and beta, and leaves open how the sets are made.

@@ -1,4 +1,4 @@
-"""Tokenised text on disk, as nanoGPT prepares it, and the batches of a training step.
+"""Tokenised text on disk, in nanoGPT's format, and the batches of a training step.
 
 `load` maps train and val of a folder (.bin or .npy) into memory; `batch` cuts blocks from them.
 `stream` chooses the blocks of a step.
@@ -93,17 +93,17 @@ def read(path: str | Path, vocab: int) -> Ids:
     """Maps a file of tokens into memory, and compares every token with the vocabulary.
 
     Args:
-      path: A .npy file of whole numbers with one axis, or else a file of 16-bit numbers,
-        little-endian and without a header, as nanoGPT writes .bin files.
+      path: A .npy file of integers with one axis, or else a file of 16-bit numbers, little-endian
+        and without a header, like nanoGPT's .bin files.
       vocab: The number of tokens in the vocabulary, >= 1.
 
     Returns:
-      The tokens `(n,)`, which stay on disk.
+      The tokens `(n,)`, which remain on disk.
 
     Raises:
       ValueError: If `vocab` is below 1.
-      DataError: If the file is missing, empty or truncated, holds something else, or has a token
-        outside the vocabulary. The message has the file. It is a `ValueError`.
+      DataError: If the file is missing, empty or truncated, contains anything else, or has a token
+        outside the vocabulary. The message contains the file. It is a `ValueError`.
     """
     path = Path(path)
     if vocab < 1:
@@ -150,8 +150,8 @@ def load(folder: str | Path, vocab: int | None = None) -> Tokens:
 
     Args:
       folder: The folder with `train` and `val`, each .bin or .npy.
-      vocab: The number of tokens in the vocabulary; None if the folder has it. If both give it,
-        they must agree.
+      vocab: The number of tokens in the vocabulary; None if the folder contains it. If both are
+        given, they must agree.
 
     Returns:
       The tokens to learn from, those held out, and the size of the vocabulary.
@@ -200,11 +200,10 @@ def _stated(folder: Path) -> int | None:
 
 
 def _peek(pickled: bytes) -> int | None:
-    """Returns the whole number after the text "vocab_size" in a pickle, without running the
-    pickle."""
+    """Returns the integer after the text "vocab_size" in a pickle, without running the pickle."""
     due = False
     for code, value, _ in pickletools.genops(pickled):
-        # These opcodes store a value for later use, and may stand between a key and its value.
+        # These opcodes store a value for later use, and may occur between a key and its value.
         if code.name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             continue
         if due:
@@ -218,7 +217,7 @@ def split(tokens: Ids, held_out: float) -> tuple[Ids, Ids]:
 
     Args:
       tokens: The text `(n,)`.
-      held_out: The share of tokens in the second part, in (0, 1).
+      held_out: The fraction of tokens in the second part, in (0, 1).
 
     Returns:
       The tokens to learn from, and those held out.
@@ -238,7 +237,7 @@ def split(tokens: Ids, held_out: float) -> tuple[Ids, Ids]:
 
 
 def blocks(tokens: Ids, context: int) -> int:
-    """Counts the blocks of a text, laid end to end. Each token of a block has a next token.
+    """Counts the consecutive blocks of a text. Each token of a block has a next token.
 
     Args:
       tokens: The text `(n,)`.
@@ -298,8 +297,7 @@ def batch(
 ) -> Batch:
     """Returns the batch of a training step, as a function of its arguments only.
 
-    Every epoch takes each block once, in an order of its own. Resuming a run therefore needs no
-    state.
+    Every epoch uses each block once, in a new order. Resuming a run therefore requires no state.
 
     Args:
       tokens: The text `(n,)`.

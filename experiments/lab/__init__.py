@@ -1,1 +1,1 @@
-"""The framework that finds, configures, runs, stores, resumes, distributes and judges studies."""
+"""The framework that finds, configures, runs, stores, resumes and evaluates studies."""

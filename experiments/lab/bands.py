@@ -28,7 +28,7 @@ def band(
       ax: The axes to draw on.
       x: The horizontal positions, `(n,)`.
       values: The measurements, with a dimension "seed" and one of length n. Values that are not
-        finite are left out. A point with fewer than two finite values gets no band.
+        finite are excluded. A point with fewer than two finite values gets no band.
       color: The colour of the line and the band, in any form that Matplotlib accepts.
       alpha: The opacity of the band, from 0 to 1.
       **look: Further options of the line, for `ax.plot`.
@@ -51,7 +51,7 @@ def legend(
       figure: The figure.
       *panels: The axes with the curves; all axes if neither these nor `also` are given.
       also: Handles with their own labels, or handles by their labels. They come last.
-      where: The position, as `Figure.legend` spells it after "outside".
+      where: The position, as for `Figure.legend` after "outside".
       **options: Further options of `Figure.legend`, such as `title` and `ncols`.
     """
     entries: dict[str, Any] = {}

@@ -1,7 +1,7 @@
-"""Checked configs: frozen dataclasses with annotations that state the allowed values.
+"""Checked configs: frozen dataclasses whose annotations define the allowed values.
 
 The values are checked when a config is created. Several studies can share a group of fields: the
-group is a config too, and other configs have it as a field.
+group is itself a config, and a field of other configs.
 """
 
 import ast
@@ -130,7 +130,7 @@ def config(cls: type[T]) -> type[T]:
 
 
 def _present(cls: type, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces former names of fields, and former words among their values, and warns of them.
+    """Replaces former names of fields and former words among their values, with a warning.
 
     A config class may declare them as `FORMER`, in the form that `deprecated.renamed` takes.
     """
@@ -156,8 +156,8 @@ def varied(config: C, **changes: Any) -> C:
       The new config, of the same class.
 
     Raises:
-      ValueError: If a field is unknown (the message has the nearest known name) or a value is not
-        allowed.
+      ValueError: If a field is unknown (the message contains the closest known name) or a value is
+        not allowed.
 
     >>> @config
     ... class Budget:
@@ -280,11 +280,11 @@ def named(function: Function) -> str:
     """Returns the name of a function, for records of runs.
 
     Args:
-      function: The function. For a `functools.partial`, the inner function counts.
+      function: The function. For a `functools.partial`, the inner function is used.
 
     Returns:
-      The name "MODULE:FUNCTION". The name of a method begins with its object's class. A callable
-      object has the name of its class.
+      The name "MODULE:FUNCTION". The name of a method begins with its object's class. For a
+      callable object, it is the name of its class.
 
     >>> named(functools.partial(varied, seed=1))
     'experiments.lab.config:varied'

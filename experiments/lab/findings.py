@@ -1,7 +1,7 @@
 """Findings of a study, next to the figures that a paper printed.
 
-This module computes means with standard errors over repetitions (usually seeds), and reaches
-verdicts on claims by statistical tests.
+This module computes means with standard errors over repetitions (usually seeds), and decides claims
+by statistical tests.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
 
 
 def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) -> Finding:
-    """Tests the claim that margins are positive on average, without regard to other claims.
+    """Tests the claim that margins are positive on average, independently of other claims.
 
     The claim holds if Student's two-sided t test rejects a mean of 0 at `LEVEL` and the mean is
     positive. It fails if the test rejects and the mean is negative. Otherwise it is undecided. It
@@ -67,14 +67,15 @@ def judged(where: str, claim: str, paper: str, here: str, margins: ArrayLike) ->
     ['holds', 'fails', 'undecided']
     """
     values = np.asarray(margins, float).ravel()
-    # Without spread t is infinite, which decides; margins that are all 0 decide nothing (0 / 0).
+    # Without variance, t is infinite, which is decisive; margins that are all 0 decide nothing (0 /
+    # 0).
     if len(values) < 2 or not np.isfinite(values).all() or not values.any():
         return Finding(where, claim, paper, here, "undecided")
     mean, spread = float(values.mean()), float(values.std(ddof=1))
-    # Equal margins may differ in their last bits.
+    # Equal margins may differ by rounding.
     some = spread > len(values) * np.finfo(float).eps * abs(mean)
     effect = mean / spread if some else float(np.copysign(np.inf, mean))
-    # Only Student's distribution function is needed: importing scipy.stats takes a second.
+    # Only Student's distribution function is required, and importing scipy.stats takes a second.
     p = float(2 * special.stdtr(len(values) - 1, -abs(effect) * len(values) ** 0.5))
     return _decided(Finding(where, claim, paper, here, "undecided", p, effect), p < LEVEL)
 
@@ -92,8 +93,8 @@ def agrees(
     """Tests the claim that the mean of repeated measurements equals theory to within a margin.
 
     This is a test of equivalence. Let D be the mean of `values` minus `theory`, and m = margin
-    |theory|. The claim holds if Student's 95 % interval of D lies within [-m, m]. It fails if the
-    interval lies outside [-m, m]. Otherwise it is undecided, so too few repetitions never show
+    |theory|. The claim holds if Student's 95 % interval of D is within [-m, m]. It fails if the
+    interval is outside [-m, m]. Otherwise it is undecided, so that too few repetitions never show
     agreement. If theory is 0, the margin is 0 and the claim cannot hold. If |D| equals m, a verdict
     is wrong with a probability of at most `LEVEL`, half of it on each side.
 
@@ -103,12 +104,13 @@ def agrees(
       paper: The figures that the paper prints.
       values: One measurement for each repetition, in an array of any shape.
       theory: The predicted value.
-      margin: The allowed difference of the means, as a share of |theory|. It is stated before the
+      margin: The allowed difference of the means, as a fraction of |theory|, chosen before the
         measurement.
       digits: The number of decimals of the figures.
 
     Returns:
-      The finding. Its text has both numbers, their difference with its interval, and the margin.
+      The finding. Its text contains both numbers, their difference with its interval, and the
+      margin.
 
     Raises:
       ValueError: If `margin` is not a positive number.
@@ -188,7 +190,7 @@ def corrected(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def told(findings: Sequence[Finding]) -> str:
-    """Writes findings as text, one line each, with the verdict first.
+    """Formats findings as text, one line each, with the verdict first.
 
     Args:
       findings: The findings of one study, already `corrected`.
@@ -205,7 +207,7 @@ def told(findings: Sequence[Finding]) -> str:
 
 
 def evidence(finding: Finding) -> str:
-    """Writes the effect size and the p value of a finding as text.
+    """Formats the effect size and the p value of a finding.
 
     Args:
       finding: The finding.
@@ -257,13 +259,12 @@ def mean_and_error(values: xr.DataArray, over: str = "seed") -> tuple[np.ndarray
 
     Returns:
       The mean and the standard error, two arrays with the shape of `values` without `over`. The
-      mean is NaN where no value is finite. The error is NaN where fewer than two are.
+      mean is NaN if no value is finite, and the error is NaN if fewer than two are.
 
     >>> [x.tolist() for x in mean_and_error(xr.DataArray([[1.0, 3.0, np.nan]], dims=("n", "seed")))]
     [[2.0], [1.0]]
     """
-    # A repetition may be missing at some points only. Each point is averaged over its finite
-    # values.
+    # A repetition may be missing at some points. Each point is averaged over its finite values.
     array = np.moveaxis(values.values, values.get_axis_num(over), 0)
     known = np.isfinite(array)
     count = known.sum(0)
@@ -298,7 +299,7 @@ def mean_and_interval(values: xr.DataArray, over: str = "seed") -> tuple[np.ndar
 
 
 def stated(values: xr.DataArray, digits: int = 2, *, sign: bool = True) -> str:
-    """Writes the mean ± standard error of repeated measurements as text.
+    """Formats the mean ± standard error of repeated measurements.
 
     Args:
       values: The measurements, with one dimension, which numbers the repetitions.

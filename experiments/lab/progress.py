@@ -17,8 +17,9 @@ class Stage(Protocol):
       name: The name of the part. Each part of a run has a different name.
       compute: Computes the part: a dictionary of arrays, or of such dictionaries. It is called
         without an argument, or with one if `folder` is true.
-      folder: Whether `compute` receives a directory that outlives the process. It can store there
-        whatever it needs to continue after a kill. It receives None if nothing is stored.
+      folder: Whether `compute` receives a directory that outlives the process. It can store
+        everything that it requires to continue after a kill there. It receives None if nothing is
+        stored.
 
     Returns:
       The arrays, as NumPy arrays.
@@ -32,9 +33,9 @@ class Stage(Protocol):
 def reporting(stage: Stage) -> Stage:
     """Wraps a stage function so that it reports each stage on the terminal.
 
-    The report has the name when a stage starts. When the stage is done, it has the seconds that the
-    stage took, or "kept" if the stage was read back. A stage with a folder is long and prints lines
-    itself in between, so each of its reports is a whole line.
+    The report contains the name when a stage starts, and its duration in seconds, or "kept" if it
+    was read back, when it is done. A stage with a folder is long and prints lines in between, so
+    each of its reports is a whole line.
 
     Args:
       stage: The stage function.
@@ -58,7 +59,7 @@ def reporting(stage: Stage) -> Stage:
         say(f"  {name} ...", end=end)
         start = time.perf_counter()
         try:
-            # A stage function that offers no folders need not have this argument.
+            # A stage function without folders may omit this argument.
             result = stage(name, noted, folder=True) if folder else stage(name, noted)
         except BaseException:
             say(f"{again} stopped")

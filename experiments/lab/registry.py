@@ -93,8 +93,8 @@ class Study:
     def plot(self) -> "Callable[[xr.Dataset], dict[str, Figure]]":
         """The function that draws a dataset: Matplotlib figures by name.
 
-        Names are made safe for files: a character that is neither a letter nor a digit, "_" or "-"
-        becomes "_", such as the point in a number.
+        Names are made safe for files: a character other than a letter, a digit, "_" or "-" becomes
+        "_", for example the point in a number.
         """
         drawn = self._in("plots").plot
 
@@ -113,7 +113,7 @@ def studies() -> Mapping[str, Study]:
     """Lists all studies, without importing them.
 
     Returns:
-      The studies by name, in alphabetical order. Each process searches for them once.
+      The studies by name, in alphabetical order. Each process searches for them only once.
 
     Raises:
       ValueError: If the docstring of a study does not contain a question.
@@ -139,7 +139,7 @@ def load(name: str) -> Study:
       The study. Nothing of it is imported yet.
 
     Raises:
-      ValueError: If there is no such study. The message has the nearest name.
+      ValueError: If there is no such study. The message contains the closest name.
     """
     if name not in studies():
         raise ValueError(f"unknown study '{name}'{nearest(name, studies())}")

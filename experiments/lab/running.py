@@ -43,7 +43,7 @@ class Result:
 
     @property
     def figures(self) -> "dict[str, Figure]":
-        """Its figures by name, drawn again at each call."""
+        """Its figures by name, drawn at each access."""
         return self.study.plot(self.dataset)
 
     @functools.cached_property
@@ -53,14 +53,14 @@ class Result:
 
     @property
     def summary(self) -> str:
-        """A description in sentences of what the dataset shows."""
+        """A description of the dataset in sentences."""
         return self.study.summary(self.dataset)
 
     def save(self, out: str | PathLike[str]) -> "Result":
         """Writes the dataset, the figures and the record of the run to a folder.
 
-        The folder has the layout that `sail-jax run NAME --out FOLDER` writes, so `sail-jax plot`
-        and `sail-jax report` can read it.
+        The folder has the same layout as that of `sail-jax run NAME --out FOLDER`, so that
+        `sail-jax plot` and `sail-jax report` can read it.
 
         Args:
           out: The folder, new or empty.
@@ -69,7 +69,7 @@ class Result:
           The same result.
 
         Raises:
-          RefusedError: If the folder holds anything.
+          RefusedError: If the folder is not empty.
           StoreError: If it cannot be written.
         """
         with store.Run.open(as_path("out", out), self.study.name, self.config) as run:
@@ -98,7 +98,7 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
 
     Raises:
       ValueError: For an unknown study, preset or field, or a value that is not allowed. The message
-        has the nearest name.
+        contains the closest name.
 
     >>> result = run("ridge_transfer", preset="tiny", seed=1)
     >>> result.config.seed, sorted(result.figures)[0]
@@ -120,7 +120,8 @@ def compiling(preset: str) -> contextlib.AbstractContextManager[None]:
       preset: The name of the preset.
 
     Returns:
-      A context that turns off compiler optimisation for "tiny", because its runs are too short.
+      A context that disables compiler optimisations for "tiny", because its runs are too short to
+      benefit.
     """
     return compiled_quickly() if preset == "tiny" else contextlib.nullcontext()
 

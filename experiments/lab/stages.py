@@ -1,4 +1,4 @@
-"""The file format of stages: each stage is a dictionary of arrays in a file of its own.
+"""The file format of stages: each stage is a dictionary of arrays in a separate file.
 
 `store.Run.stage` decides when a stage is written or read. `direct` is a stage function that stores
 nothing.
@@ -19,7 +19,7 @@ MAX_FILE = 4 << 30
 
 
 def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Converts a nested dictionary to the form that is read back from disk.
+    """Converts a nested dictionary to the form in which it is read back from disk.
 
     Args:
       tree: A dictionary of arrays, numbers, booleans or text, or of such dictionaries. Keys begin
@@ -30,7 +30,7 @@ def as_arrays(tree: Mapping[str, Any], at: str = "") -> dict[str, Any]:
       The dictionary with its keys sorted and its leaves as NumPy arrays. bfloat16 is kept.
 
     Raises:
-      TypeError: If `tree` is not a dictionary, or a leaf holds neither numbers nor text.
+      TypeError: If `tree` is not a dictionary, or a leaf contains neither numbers nor text.
       ValueError: If a dictionary or an array is empty, or a key does not have the form above.
 
     >>> as_arrays({"b": [1, 2], "a": {"c": 3.0}})
@@ -69,7 +69,7 @@ def direct(
     >>> direct("one", lambda: {"x": [1, 2]})
     {'x': array([1, 2])}
     """
-    # Converted as for storage: a study receives the same arrays with and without a store.
+    # Converted as for storage, so that a study receives the same arrays with and without a store.
     return as_arrays(compute(None) if folder else compute())
 
 
@@ -124,8 +124,8 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
     flat, buffer = _flat(arrays), io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for path, array in flat.items():
-            # NumPy's format cannot store bfloat16. The bits are stored as whole numbers, and the
-            # record lists the names of these arrays.
+            # NumPy's format cannot store bfloat16. The bits are stored as integers, and the record
+            # lists the names of these arrays.
             plain = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
             with archive.open(f"{path}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, plain, allow_pickle=False)
@@ -145,7 +145,7 @@ def write(file: Path, name: str, arrays: dict[str, Any], seconds: float) -> None
 
 
 def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
-    """Reads a stored stage, and checks every byte before it interprets any.
+    """Reads a stored stage after checking all of its bytes.
 
     Args:
       file: The .npz file of its arrays.
@@ -174,7 +174,7 @@ def read(file: Path, name: str) -> tuple[dict[str, Any], float]:
     if record["name"] != name:
         raise disk.StoreError(f"{file} holds stage '{record['name']}', not '{name}'; {redo}")
     tree: dict[str, Any] = {}
-    # The checksum protects against damage, not against forgery: it lies next to the file.
+    # The checksum protects against damage, not against forgery, because it is next to the file.
     with reading(file), np.load(io.BytesIO(data), allow_pickle=False) as stored:
         if any(member.compress_type != zipfile.ZIP_STORED for member in stored.zip.infolist()):
             raise ValueError("an array is packed")

@@ -1,4 +1,4 @@
-"""The directory of a run. It keeps the results, so the run can be resumed, read and drawn again.
+"""The directory of a run, with the results, so that the run can be resumed, read and drawn again.
 
     config.json              the study, config, versions, and whether the run finished
     stages/<name>.npz        the arrays of a finished stage
@@ -8,9 +8,9 @@
     result.nc                the dataset (netCDF4), written last
     <figure>.png
 
-Every file is written under a temporary name, synced and renamed, so no file is ever half-written.
-`config.json` carries its own checksum. Once the run has finished, it also has the checksum of
-`result.nc`.
+Every file is written under a temporary name, synced and renamed, so that no file is ever
+incomplete. `config.json` carries its own checksum. When the run has finished, it also contains the
+checksum of `result.nc`.
 """
 
 import contextlib
@@ -55,7 +55,7 @@ def config_record(config: AnyConfig) -> dict[str, Any]:
 
     Returns:
       Its fields by name. Tuples become lists. Infinities become the texts "inf" and "-inf", because
-      JSON has no such numbers. Functions become their names, and no reader imports them again.
+      JSON has no such numbers. Functions become their names, and are never imported again.
 
     Raises:
       TypeError: If `config` is not a dataclass, or a value cannot be written as JSON.
@@ -140,21 +140,21 @@ class Run:
     ) -> Self:
         """Claims a directory for a run, before any work is done.
 
-        An empty or new directory is accepted. A directory that holds the same run already is
+        An empty or new directory is accepted. A directory that already contains the same run is
         accepted only with `resume`. The same run has the same study, config, versions and device.
 
         Args:
           directory: The directory. It is created if it is missing.
           experiment: The name of the study.
           config: Its config, a dataclass with a field `seed`.
-          resume: Whether to continue or read a run that the directory holds already.
+          resume: Whether to continue or read a run that the directory already contains.
 
         Returns:
           The run. Use it in a `with` block: its end unlocks the directory.
 
         Raises:
-          RefusedError: If the directory holds something else, holds this run and `resume` is false,
-            is in use by another run, or cannot be written to.
+          RefusedError: If the directory contains anything else, contains this run and `resume` is
+            false, is in use by another run, or cannot be written to.
           StoreError: If the record of the run in it is damaged.
           TypeError: As `config_record`.
           ValueError: As `config_record`.
@@ -174,7 +174,7 @@ class Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Unlocks the directory, and frees it if the run failed before anything was stored."""
+        """Unlocks the directory, and releases it if the run failed before anything was stored."""
         stored = self.finished or any((self.path / at).exists() for at in ("stages", "work"))
         failed = kind is not None and issubclass(kind, Exception)
         if failed and not stored and processes.is_first():
@@ -193,7 +193,7 @@ class Run:
           name: The name of the stage, used once in a run; see `stages.file_name`.
           compute: Computes the stage: a dictionary of arrays, or of such dictionaries. It is called
             with no argument, or with the path of a directory if `folder` is true.
-          folder: Whether `compute` receives a directory to store whatever it needs to continue
+          folder: Whether `compute` receives a directory for files that it requires to continue
             after a kill. The directory is removed once the stage is finished. Its .jsonl files move
             to `metrics`.
 
@@ -223,7 +223,7 @@ class Run:
             arrays = stages.as_arrays(compute(work) if folder else compute())
             took = time.perf_counter() - start
             processes.by_first(lambda: stages.write(saved, name, arrays, took))
-        # Needed also if the stage was read back: a process may have died between storing and this
+        # Also required if the stage was read back: a process may have died between storing and this
         # line.
         if folder and processes.is_first() and work.exists():
             with disk.explained("keep the metrics of", work):
@@ -246,7 +246,7 @@ class Run:
           seconds: The computing time before the run was opened.
 
         Raises:
-          TypeError: If a variable holds neither numbers nor text.
+          TypeError: If a variable contains neither numbers nor text.
           StoreError: If it cannot be written.
         """
         record = self.record
@@ -344,7 +344,7 @@ def showing(path: Path) -> Iterator[None]:
 
     Raises:
       StoreError: If the body of the `with` statement raises an error that is typical of results
-        that lack what the study shows.
+        without the data that the study shows.
     """
     try:
         yield
@@ -470,7 +470,7 @@ def write_result(path: Path, dataset: "xr.Dataset") -> dict[str, Any]:
 
 
 def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
-    """Reads the result of a finished run, and checks every byte before it interprets any.
+    """Reads the result of a finished run after checking all of its bytes.
 
     Args:
       path: The directory of the run.
@@ -501,9 +501,9 @@ def load_result(path: Path, record: Mapping[str, Any]) -> "xr.Dataset":
 
 
 def _check_contained(data: bytes) -> None:
-    """Raises ValueError unless the bytes of a result contain all of its arrays, unpacked.
+    """Raises a ValueError unless the bytes of a result contain all of its arrays, uncompressed.
 
-    HDF5 can read entries from other files, follow links to them, and unpack or repeat a few bytes
+    HDF5 can read entries from other files, follow links to them, and expand or repeat a few bytes
     to any size. `Run.finish` uses none of these features.
     """
     import h5py
@@ -558,7 +558,8 @@ def take(
     """
     if path.exists() and not path.is_dir():
         raise RefusedError(f"{path} is not a directory; choose another --out")
-    # Listed before they are created, so a run that fails at once leaves none of them behind.
+    # Listed before they are created, so that a run that fails immediately leaves none of them
+    # behind.
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         with disk.explained("write to", path):
@@ -579,7 +580,7 @@ def take(
 def _claim(path: Path, wanted: dict[str, Any], resume: bool) -> dict[str, Any]:
     """Returns the record of the unfinished run in a locked directory, or writes a new record."""
     disk.probe(path)
-    # A process that died while it wrote has left these. The directory still counts as empty.
+    # These were left by a process that died while writing. The directory is still considered empty.
     leftovers = [*path.glob(".*.part"), *path.glob("stages/.*.part")]
     if not set(path.iterdir()) - set(leftovers):
         record = {

@@ -30,7 +30,7 @@ def sweep(
     """Applies a function to many points in chunks, with one stage for each chunk.
 
     An interrupted sweep continues after its last finished chunk, if `stage` stores results. If this
-    process has several devices, `chunk` is rounded up to a multiple of their number, so
+    process has several devices, `chunk` is rounded up to a multiple of their number, so that
     `over_devices` keeps all of them busy. If the chunk size divides `len(points)`, a compiled `fn`
     is compiled once.
 
@@ -56,7 +56,7 @@ def sweep(
         raise ValueError(f"chunk must be at least 1, got {chunk}")
     if len(points) == 0:
         raise ValueError("points must not be empty")
-    # The average number of devices per process counts, so all processes form the same chunks.
+    # The average number of devices per process is used, so that all processes form the same chunks.
     devices = _sharing(jax.device_count() // jax.process_count())
     chunk = devices * ceil(chunk / devices)
     slices = [points[i : i + chunk] for i in range(0, len(points), chunk)]
@@ -77,22 +77,22 @@ def cores() -> int:
     """Counts the CPU cores that this process may use.
 
     Returns:
-      The number of cores, at least 1. Where the system supports it, cores that this process must
-      not use are not counted.
+      The number of cores, at least 1. If the system supports it, cores that this process must not
+      use are not counted.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _sharing(devices: int) -> int:
-    """Returns how many of the devices take part: on a CPU, at most its number of cores."""
+    """Returns the number of devices that are used: on a CPU, at most its number of cores."""
     return min(devices, cores()) if jax.default_backend() == "cpu" else devices
 
 
 def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """Distributes the points of a function over the devices of this process.
 
-    Create the returned function once and call it often: each number of points is compiled once. On
-    one device `fn` is called as it is, without compilation.
+    Create the returned function once and call it often: it is compiled once for each number of
+    points. On one device, `fn` is called directly, without compilation.
 
     Args:
       fn: A pure function `fn(points, *common)`. It maps arrays whose leading axis runs over points
@@ -115,8 +115,8 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         devices = jax.local_devices()[: ceil(n / per_device)]
         if len(devices) == 1:
             return fn(points, *common)
-        # Every device needs equally many points: the last point is repeated, and its results are
-        # cut off.
+        # Every device requires the same number of points: the last point is repeated, and its
+        # results are removed.
         index = np.minimum(np.arange(per_device * len(devices)), n - 1)
         filled = jax.tree.map(lambda x: x[index], points)
         results = program(tuple(devices), len(common))(filled, *common)
@@ -128,7 +128,7 @@ def over_devices(fn: Callable[..., PyTree]) -> Callable[..., PyTree]:
         axis = "points"
         mesh = jax.make_mesh((len(devices),), (axis,), (AxisType.Auto,), devices=devices)
         specs = (P(axis), *[P()] * others)
-        # Every device has a copy of the common arguments, so no device waits for another.
+        # Every device has a copy of the common arguments, so that no device waits for another.
         return jax.jit(
             jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P(axis), check_vma=False)
         )

@@ -1,1 +1,1 @@
-"""Measurements in studies: answers, distances between samples, costs of training, savings."""
+"""Measurements for studies: answers, distances between samples, costs of training, savings."""

@@ -23,7 +23,7 @@ def log_likelihood(
     """Computes the log-probability of each token given those before it.
 
     Args:
-      apply: The language model: the logits at each place, for the next token.
+      apply: The language model: the logits of the next token at each position.
       tokens: The sequences. Padding at the end of a sequence does not change the values of its
         other tokens.
       batch_size: The number of sequences evaluated at once.
@@ -73,7 +73,7 @@ def normalised(
 def answered(
     apply: Apply, packed: Packed, *, by: str = "token", batch_size: int = 32
 ) -> Float[Array, ""]:
-    """Computes the share of questions for which the right choice has the best score.
+    """Computes the fraction of questions for which the correct choice has the highest score.
 
     It can be compiled with `packed` as an argument.
 
@@ -84,7 +84,7 @@ def answered(
       batch_size: The number of sequences evaluated at once.
 
     Returns:
-      The share, from 0 to 1. Among equal scores the first choice counts.
+      The fraction, from 0 to 1. Of equal scores, the first is used.
 
     Raises:
       ValueError: If `by` is neither unit.
@@ -97,10 +97,10 @@ def answered(
 def continuations(
     blocks: Int[np.ndarray, "n token"], *, context: int, items: int, choices: int, seed: int
 ) -> Packed:
-    """Builds multiple-choice questions from plain text: how does a block of tokens continue?
+    """Builds multiple-choice questions from plain text: the continuation of a block of tokens.
 
-    The context is the beginning of a block. The right choice is the rest of the block. The wrong
-    choices are the ends of other blocks, as in HellaSwag. All choices are equally long.
+    The context is the beginning of a block. The correct choice is the rest of the block. The wrong
+    choices are the ends of other blocks, as in HellaSwag. All choices have the same length.
 
     Args:
       blocks: n blocks of tokens, all of one length.
@@ -135,7 +135,7 @@ def continuations(
     tokens = np.empty((items, choices, length), np.int32)
     for i, own in enumerate(rng.permutation(n)[:items].tolist()):
         others = rng.choice(n - 1, choices - 1, replace=False)
-        # Drawn from n - 1 numbers and moved up from `own` on, so every other block is equally
+        # Drawn from n - 1 numbers and shifted from `own` on, so that every other block is equally
         # likely.
         from_block = np.insert(others + (others >= own), answer[i], own)
         tokens[i, :, :context] = blocks[own, :context]

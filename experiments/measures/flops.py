@@ -1,4 +1,4 @@
-"""The cost of a computation in floating-point operations, counted rather than estimated."""
+"""Counts the floating-point operations of a computation."""
 
 from collections.abc import Callable
 from typing import Any

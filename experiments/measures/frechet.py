@@ -35,7 +35,7 @@ def fit(sample: Float[ArrayLike, "n d"]) -> Normal:
       The distribution.
 
     Raises:
-      ValueError: If the sample has another shape or fewer points, or a point is not finite.
+      ValueError: If the sample has a different shape or fewer points, or a point is not finite.
 
     >>> normal_fit = fit([[0.0], [2.0]])
     >>> normal_fit.mean.tolist(), (normal_fit.root**2).round(6).tolist()
@@ -57,14 +57,14 @@ def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) ->
 
     Args:
       mean: The mean.
-      covariance: The covariance. Only its symmetric part is used. Eigenvalues that rounding made
-        negative count as 0.
+      covariance: The covariance. Only its symmetric part is used. Eigenvalues that are negative due
+        to rounding are set to 0.
 
     Returns:
       The distribution.
 
     Raises:
-      ValueError: If the shapes do not fit a mean and its covariance.
+      ValueError: If the shapes are not those of a mean and its covariance.
     """
     mean, covariance = (np.asarray(x, np.float64) for x in (mean, covariance))
     if mean.ndim != 1 or covariance.shape != 2 * mean.shape:
@@ -72,7 +72,8 @@ def normal(mean: Float[ArrayLike, " d"], covariance: Float[ArrayLike, "d d"]) ->
             f"expected a mean [d] and a covariance [d, d]; got shapes {list(mean.shape)} and "
             f"{list(covariance.shape)}"
         )
-    # Cholesky would need a definite matrix, but covariances of few samples are singular.
+    # A Cholesky factorisation requires a definite matrix, but covariances of few samples are
+    # singular.
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     return Normal(mean, np.sqrt(np.maximum(values, 0))[:, None] * vectors.T)
 
@@ -88,7 +89,7 @@ def distance(a: Normal, b: Normal) -> float:
 
     Args:
       a: A distribution.
-      b: Another one, with as many dimensions.
+      b: Another one, of the same dimension.
 
     Returns:
       The squared distance, at least 0, in the squared unit of the features.

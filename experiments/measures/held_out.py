@@ -1,4 +1,4 @@
-"""Held-out examples in files, and the score of a network on each of them.
+"""Reads held-out examples from files, and scores a network on each of them.
 
 It reads three kinds of files: arrays (.npz), questions with choices, and texts (both JSON lines).
 Each file is a task. `docs/how_to/search.md` describes them, with an example of each.
@@ -45,7 +45,7 @@ def read(
     Args:
       paths: Files of one kind: .npz, or JSON lines of questions or of texts.
       tokenizer: The tokenizer.json of the models, of byte-level BPE, for JSON lines.
-      length: The largest number of tokens of a sequence. Longer ones are cut.
+      length: The largest number of tokens of a sequence. Longer ones are truncated.
 
     Returns:
       The examples of all files, in order.
@@ -120,7 +120,7 @@ def _lines(
 
 
 def examples(held_out: HeldOut) -> Examples:
-    """Returns examples as inputs for a known network, to check that they fit it.
+    """Returns examples as inputs for a known network, to check that they match it.
 
     Args:
       held_out: The examples.
@@ -154,11 +154,11 @@ def score(
 
     Returns:
       `score(params, batch)`, and the arrays that are split into batches. The function scores each
-      example. For a question the score is 1 if the right choice has the best log-likelihood per
-      token, else 0. For texts and arrays it is the negative mean cross-entropy.
+      example. For a question, the score is 1 if the correct choice has the highest log-likelihood
+      per token, else 0. For texts and arrays it is the negative mean cross-entropy.
 
     Raises:
-      ValueError: If the data cannot give a loss.
+      ValueError: If no loss can be computed from the data.
     """
     if held_out.kind != "questions":
         data = {name: np.asarray(x) for name, x in running.data.items()}

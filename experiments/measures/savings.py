@@ -1,4 +1,4 @@
-"""Savings of training steps: how much sooner one training reaches a loss than another."""
+"""Savings of training steps: by how many steps one training reaches a loss earlier."""
 
 from functools import partial
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import ArrayLike, Bool, Float
 
 
 class Savings(NamedTuple):
-    """The steps that two trainings need to reach a common loss, by strategy and seed.
+    """The numbers of steps in which two trainings reach a common loss, by strategy and seed.
 
     Each strategy is compared with training from scratch at the same seed. Arrays have the axes
     `(way, seed)`, with one entry of "way" for each strategy.
@@ -38,7 +38,7 @@ def savings(
     scratch: int = 0,
     ahead: ArrayLike = 0,
 ) -> Savings:
-    """Compares how many steps trainings need for a loss with training from scratch.
+    """Compares the numbers of steps that trainings need to reach a loss with training from scratch.
 
     Args:
       loss: The held-out losses, before the first step and after every `every` steps.
@@ -55,7 +55,7 @@ def savings(
     [[0.0], [10.0]]
     """
     best = loss.min(axis=-1)
-    # The lowest loss that both trainings reach, so each of them has a step for it.
+    # The lowest loss that both trainings reach, so that each of them has a step for it.
     level = np.maximum(best, best[scratch])
     steps, by_scratch = np.zeros_like(level), np.zeros_like(level)
     for way, seed in np.ndindex(level.shape):
@@ -74,7 +74,7 @@ def first_below(loss: Float[np.ndarray, " evaluation"], level: float, every: int
       every: The number of steps between two measurements.
 
     Returns:
-      The step, which need not be a whole number.
+      The step, which may not be an integer.
 
     >>> first_below(np.array([3.0, 2.0, 1.0]), 1.5, 10)
     15.0

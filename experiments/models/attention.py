@@ -16,18 +16,19 @@ def attend(
     causal: bool = False,
     drop: Callable[[Array], Array] | None = None,
 ) -> Float[Array, "*batch t h k"]:
-    """Computes softmax attention, with at most as many heads of keys and values as of queries.
+    """Computes softmax attention, with at most as many key and value heads as query heads.
 
-    The output of query head i at place t is sum_s p_ts v_s with p_t = softmax_s(q_t . k_s /
+    The output of query head i at position t is sum_s p_ts v_s with p_t = softmax_s(q_t . k_s /
     sqrt(k)). The keys and values come from head i // (h / g).
 
     Args:
-      q: Queries: h heads of size k at each of t places.
+      q: Queries: h heads of size k at each of t positions.
       k: Keys: g heads, where g divides h.
       v: Values: g heads.
-      causal: Whether a place attends only to itself and to earlier places.
+      causal: Whether a position attends only to itself and to earlier positions.
       drop: A function applied to the probabilities `(batch, h, t, t)`, such as the dropout from
-        `dropped`. Without it JAX's own attention runs, which need not form the probabilities.
+        `dropped`. Without it, JAX's own attention is used, which may not compute the probabilities
+        explicitly.
 
     Returns:
       The mixed values, one for each query.
@@ -56,13 +57,13 @@ def attend(
 def dropped(rate: float, train: bool) -> Callable[[Array], Array] | None:
     """Returns a dropout layer if the rate is above 0 in training, else None.
 
-    Call it within a module, which then has the layer as a submodule.
+    Call it within a module, which then contains the layer as a submodule.
     """
     return nn.Dropout(rate, deterministic=False) if rate and train else None
 
 
 def check_length(tokens: Array, context: int) -> None:
-    """Checks that a network has positions for a whole sequence.
+    """Checks that a network has enough positions for a sequence.
 
     Args:
       tokens: The tokens, `(*batch, time)`.

@@ -46,8 +46,8 @@ class Backbone(NamedTuple):
 def load_backbone(folder: str | Path) -> Backbone:
     """Reads an encoder from a folder with `config.json` and the weights.
 
-    The head and CLIP's text tower are left out. Means and deviations of colours come from
-    `preprocessor_config.json`; without it they are ImageNet's.
+    The head and CLIP's text tower are omitted. Means and standard deviations of colours come from
+    `preprocessor_config.json`, or are ImageNet's if it is missing.
 
     Args:
       folder: The folder.
@@ -108,7 +108,7 @@ def encode(
       The features, and the statistics after these images.
 
     Raises:
-      ValueError: If a tensor is missing, or images do not fit the positions.
+      ValueError: If a tensor is missing, or images do not match the positions.
     """
     pixels = (jnp.asarray(images, jnp.float32) / 255 - backbone.mean) / backbone.std
     x, kind = pixels.transpose(0, 3, 1, 2), backbone.config["model_type"]
@@ -116,7 +116,7 @@ def encode(
         return _resnet(backbone.config, params, statistics, x, train)
     if kind == "clip":
         return clip_images(params, backbone.config, x), {}
-    # The head was left out when the tensors were read.
+    # The head was omitted when the tensors were read.
     base = {**backbone.config, "architectures": ["ViTModel"]}
     return vit(params, base, x)["last_hidden_state"][:, 0], {}
 
@@ -129,8 +129,7 @@ def _resnet(
     new: dict[str, Array] = {}
 
     def conv(name: str, x: Array, stride: int) -> Array:
-        """Applies a convolution and BatchNorm. The stride divides the size, which is kept
-        otherwise."""
+        """Applies a convolution and BatchNorm. The size is divided by the stride."""
         kernel = jnp.asarray(params[f"{name}.convolution.weight"])
         pad = kernel.shape[-1] // 2
         x = lax.conv_general_dilated(x, kernel, (stride, stride), [(pad, pad)] * 2)

@@ -1,4 +1,4 @@
-"""GPT: a transformer with learned positions, causal attention and a norm before each part.
+"""GPT: a transformer with learned positions, causal attention and pre-norm blocks.
 
 `Block` is also the block of `vit.ViT`.
 """
@@ -12,13 +12,13 @@ from experiments.models.attention import attend, check_length, dropped
 class Block(nn.Module):
     """A transformer block: x + attention(norm(x)), then x + mlp(norm(x)).
 
-    The width is the input's. All other sizes are free.
+    The width is that of the input. All other sizes are free.
 
     Attributes:
       heads: The number of attention heads.
       head_dim: The size of a head.
       hidden: The number of units of the MLP, with GELU.
-      causal: Whether a place attends only to itself and to earlier places.
+      causal: Whether a position attends only to itself and to earlier positions.
       dropout: The dropout rate of attention and of the outputs of both parts.
       layer_norm_eps: The epsilon of both LayerNorms.
     """
@@ -37,11 +37,11 @@ class Block(nn.Module):
         """Applies the block.
 
         Args:
-          x: The input at each place.
+          x: The input at each position.
           train: Whether dropout is on, with the PRNG stream "dropout".
 
         Returns:
-          The output at each place.
+          The output at each position.
         """
         width, heads = x.shape[-1], (self.heads, self.head_dim)
         drop = dropped(self.dropout, train)
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT, a causal language model: the logits of the next token at each place.
+    """GPT, a causal language model: the logits of the next token at each position.
 
     Dropout acts on the embeddings, on attention and on the outputs of a block's parts.
 
@@ -105,7 +105,7 @@ class GPT(nn.Module):
           train: Whether dropout is on, with the PRNG stream "dropout".
 
         Returns:
-          At each place, the logits of the next token.
+          The logits of the next token at each position.
 
         Raises:
           ValueError: If the sequence is longer than `context`.

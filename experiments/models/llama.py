@@ -20,9 +20,9 @@ def rotary(
     This pairing follows Hugging Face's checkpoints; the paper pairs neighbours.
 
     Args:
-      x: Queries or keys: h heads of even size k at each of t places.
+      x: Queries or keys: h heads of even size k at each of t positions.
       theta: The base of the frequencies.
-      start: The position of the first place.
+      start: The first position.
 
     Returns:
       The rotated array. Products of queries and keys then depend only on distances of positions.
@@ -41,7 +41,7 @@ def rotary(
         raise ValueError(f"head_dim must be even for rotary positions, got {size}")
     frequencies = theta ** (-jnp.arange(0, size, 2) / size)
     angles = (start + jnp.arange(x.shape[-3]))[:, None, None] * frequencies
-    # Angles stay in float32, because half precision cannot resolve large positions.
+    # Angles are in float32, because half precision cannot resolve large positions.
     cos, sin = jnp.cos(angles).astype(x.dtype), jnp.sin(angles).astype(x.dtype)
     a, b = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -104,7 +104,7 @@ def normalised(norm: Norm, eps: float, name: str) -> nn.Module:
 
 
 class Llama(nn.Module):
-    """Llama or OLMo, a causal language model: the logits of the next token at each place.
+    """Llama or OLMo, a causal language model: the logits of the next token at each position.
 
     Blocks have rotary positions and SwiGLU MLPs, and there are no biases. Dropout acts on the
     embeddings, on attention and on the outputs of a block's parts. Each block sows its gated units
@@ -166,7 +166,7 @@ class Llama(nn.Module):
           train: Whether dropout is on, with the PRNG stream "dropout".
 
         Returns:
-          At each place, the logits of the next token.
+          The logits of the next token at each position.
 
         Raises:
           ValueError: If the sequence is longer than `context`, `kv_heads` does not divide `heads`,

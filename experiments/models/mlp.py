@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 class MLP(nn.Module):
     """A multilayer perceptron: hidden layers of ReLU units, then a linear layer.
 
-    The names of the layers are "hidden_0", "hidden_1" and so on, and "out".
+    The layers are named "hidden_0", "hidden_1" and so on, and "out".
 
     Attributes:
       widths: The number of units of each hidden layer.

@@ -26,7 +26,7 @@ def token_losses(
       key: A key for dropout. Without a key there is no dropout.
 
     Returns:
-      The negative log-likelihood of each target given the inputs up to its place, in nats and
+      The negative log-likelihood of each target given the inputs up to its position, in nats and
       float32.
     """
     how: dict[str, Any] = {} if key is None else {"train": True, "rngs": {"dropout": key}}

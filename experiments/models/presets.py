@@ -38,13 +38,13 @@ def _gpt(layers: int, heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
 
 
 def _olmo(layers: int) -> dict[str, Any]:
-    """A small OLMo of the paper on overtraining: Table 3 gives its sizes.
+    """Returns a small OLMo of the paper on overtraining, with the sizes of Table 3.
 
     It has as many heads as layers, of 64 units, MLPs of 4 widths, 50304 tokens, a context of 1024
     and dropout 0.1.
 
     Not in the paper: RMSNorm with epsilon 1e-5 and rotary base 10000 (Llama's), keys for every
-    query, and tied embeddings (as OLMo-1B has them). The table's shapes have 1.8M, 14.2M and 47.8M
+    query, and tied embeddings (as in OLMo-1B). The table's shapes have 1.8M, 14.2M and 47.8M
     parameters without the embeddings, not the stated 15M, 30M and 90M, and 11.4M, 33.5M and 76.8M
     with them. The paper's muP, of initial scales and learning rates, is `experiments.training.mup`.
 
@@ -58,10 +58,10 @@ def _olmo(layers: int) -> dict[str, Any]:
 
 
 def _resnet(blocks: list[int], *, modified: bool = False) -> dict[str, Any]:
-    """A ResNet of He et al. 2016, Table 1, for ImageNet; or "modified", for small images.
+    """Returns a ResNet of He et al. 2016, Table 1, for ImageNet; or "modified", for small images.
 
-    SAIL, Section 4.5, uses "modified" networks for CIFAR and Tiny ImageNet without saying how they
-    differ. Here their stem is a 3 x 3 convolution without stride or pooling.
+    SAIL, Section 4.5, uses "modified" networks for CIFAR and Tiny ImageNet without specifying the
+    modification. Here their stem is a 3 x 3 convolution without stride or pooling.
     """
     c = {"model_type": "flax_resnet", "widths": [64, 128, 256, 512], "blocks": blocks}
     return {**c, "outputs": 10 if modified else 1000, "stem": "small" if modified else "standard"}
@@ -109,13 +109,13 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
     Args:
       name: The name of the preset, a key of `PRESETS`.
-      **changes: New values by field. `build` checks them, not this function.
+      **changes: New values by field. They are checked by `build`, not here.
 
     Returns:
       The configuration, a new dictionary.
 
     Raises:
-      ValueError: If there is no such preset. The message has the nearest name, and all names.
+      ValueError: If there is no such preset. The message contains the closest name, and all names.
 
     >>> config("gpt2-small", context=256)["context"]
     256
@@ -153,11 +153,11 @@ def build(configuration: Mapping[str, Any]) -> nn.Module:
     """Builds the module that a configuration describes.
 
     Args:
-      configuration: The fields of the module, and `model_type`, a key of `MODULES`. A list counts
-        as a tuple.
+      configuration: The fields of the module, and `model_type`, a key of `MODULES`. Lists are
+        treated as tuples.
 
     Returns:
-      The module, without parameters: call its `init`.
+      The module, without parameters; call its `init`.
 
     Raises:
       ValueError: If the model type or a field is unknown. The message lists the known ones.
@@ -183,7 +183,7 @@ def describe(module: nn.Module) -> dict[str, Any]:
       module: A module of one of the classes in `MODULES`.
 
     Returns:
-      Its model type and all its fields, defaults included, except those that are None. Tuples
+      Its model type and all its fields, including defaults, except those that are None. Tuples
       become lists.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Conversion of Hugging Face's checkpoints to our modules: GPT-2, Llama and OLMo (version 1)."""
+"""Converts Hugging Face's checkpoints to modules of this package: GPT-2, Llama and OLMo 1."""
 
 import json
 import re
@@ -84,18 +84,18 @@ def load_pretrained(
     """Loads a network from a local folder in the format of Hugging Face.
 
     Args:
-      path: The folder, which holds `config.json` and the weights.
-      vocab: The number of tokens of the data for the network. The checkpoint may have its
-        vocabulary padded up to the next multiple of 512. None turns the check off.
-      context: The longest sequence of the data. None turns the check off.
+      path: The folder with `config.json` and the weights.
+      vocab: The number of tokens of the data for the network. The vocabulary of the checkpoint may
+        be padded up to the next multiple of 512. None skips the check.
+      context: The longest sequence of the data. None skips the check.
       dtype: The dtype of the parameters.
 
     Returns:
       The network, with all positions of the checkpoint.
 
     Raises:
-      ValueError: If `config.json` cannot be read, it describes a model that our modules do not
-        compute, the vocabulary or the positions do not fit, or as `convert`.
+      ValueError: If `config.json` cannot be read, it describes a model that the modules cannot
+        represent, the vocabulary or the positions do not match, or as `convert`.
       CheckpointError: If the weights are missing or damaged.
     """
     folder = Path(path)
@@ -148,8 +148,8 @@ def module_of(config: Config) -> GPT | Llama:
       The module, without parameters.
 
     Raises:
-      ValueError: If an entry is missing or needs something that our modules do not compute. The
-        message has the name of the entry.
+      ValueError: If an entry is missing or cannot be represented by the modules. The message
+        contains the name of the entry.
     """
     kind = config.get("model_type")
     if kind == "gpt2":
@@ -187,7 +187,7 @@ def _llama(config: Config) -> Llama:
     _demand(config, "attention_bias", False)
     _demand(config, "mlp_bias", False)
     _demand(config, "clip_qkv", None)
-    # Older configurations have "rope_theta" at the top, newer ones a group of its own.
+    # Older configurations have "rope_theta" at the top level, newer ones in a separate group.
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     rope |= {"rope_type": rope.get("rope_type", rope.get("type", "default"))}
     _demand(rope, "rope_type", "default")
@@ -225,7 +225,7 @@ def convert(
     """Converts the tensors of a checkpoint of Hugging Face to the variables of a module.
 
     Kernels are transposed where the layouts differ. Fused queries, keys and values are split, and
-    heads get their own axis. Buffers that some releases saved are left out.
+    heads get their own axis. Buffers that some releases saved are omitted.
 
     Args:
       tensors: The arrays by their Hugging Face names, with or without the prefix "transformer." or
@@ -238,15 +238,15 @@ def convert(
 
     Raises:
       ValueError: If a tensor is missing, is not used, or does not have the shape that the module
-        needs, or if embeddings are tied but the checkpoint's head differs from them. The message
-        has the name of the tensor.
+        requires, or if embeddings are tied but the checkpoint's head differs from them. The message
+        contains the name of the tensor.
     """
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")
     left = {name.removeprefix(prefix): x for name, x in tensors.items()}
     left = {name: x for name, x in left.items() if not _BUFFERS.fullmatch(name)}
-    # A fused tensor is read three times, so it must stay after the first read. `left` has the
-    # tensors that were never read.
+    # A fused tensor is read three times, so it must be kept after the first read. `left` contains
+    # the tensors that were never read.
     have = dict(left)
     tokens = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     shapes = jax.eval_shape(module.init, jax.random.key(0), tokens)
@@ -311,8 +311,8 @@ def export(variables: PyTree, module: GPT | Llama) -> tuple[dict[str, np.ndarray
       OLMo and the dtype of the variables, and the entries of config.json.
 
     Raises:
-      ValueError: If no configuration describes the module, such as a LayerNorm with an epsilon that
-        differs from OLMo's.
+      ValueError: If no configuration can describe the module, for example a LayerNorm with an
+        epsilon that differs from OLMo's.
     """
     gpt = isinstance(module, GPT)
     names, prefix = (_GPT2, "transformer.") if gpt else (_LLAMA, "model.")

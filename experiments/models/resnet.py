@@ -11,7 +11,7 @@ Stem = Literal["small", "standard"]
 
 
 class ResNet(nn.Module):
-    """A residual network for images, with a stage of blocks for each width.
+    """A residual network for images, with one stage of blocks for each width.
 
     Every stage but the first begins with a block that halves the sides of the image and projects
     the shortcut. ResNet-18 has blocks (2, 2, 2, 2), ResNet-34 (3, 4, 6, 3), both with widths (64,
@@ -23,7 +23,7 @@ class ResNet(nn.Module):
       outputs: The number of outputs.
       inner: The number of channels inside the blocks of each stage; None for `widths`.
       stem: "standard" is a 7 x 7 convolution and pooling, which together divide the sides of the
-        image by four. "small", for small images, is a 3 x 3 convolution that keeps the sides.
+        image by four. "small", for small images, is a 3 x 3 convolution that preserves the sides.
 
     References:
       He et al., Deep Residual Learning for Image Recognition, 2016 (arXiv 1512.03385), Table 1.

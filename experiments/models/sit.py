@@ -138,13 +138,13 @@ class SiT(nn.Module):
         Args:
           x: The noisy latents.
           t: Their times, from 0 to 1.
-          labels: Their classes. The label `classes` means no class, as guidance needs it.
+          labels: Their classes. The label `classes` means no class, as required for guidance.
 
         Returns:
           The velocity at each entry of the latents.
 
         Raises:
-          ValueError: If the latents do not have the shape that the network expects, `patch` does
+          ValueError: If the latents do not have the expected shape, `patch` does
             not divide `side`, or `width` is not a multiple of 4.
         """
         want = (self.side, self.side, self.channels)
@@ -160,7 +160,7 @@ class SiT(nn.Module):
         c = c + nn.Embed(self.classes + 1, self.width, name="label_embed")(labels)
         x = nn.Conv(self.width, (p, p), p, "VALID", name="patch_embed")(x)
         sines = jnp.asarray(sine_positions(n, self.width))
-        # A parameter, because the architecture's table moves it with the stream to which it is
+        # A parameter, because the architecture's table permutes it with the stream to which it is
         # added.
         positions = self.param("position_embed", lambda _: sines)
         x = x.reshape(len(x), n * n, -1) + jax.lax.stop_gradient(positions)

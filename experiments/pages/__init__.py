@@ -1,1 +1,1 @@
-"""Pages that show results of studies, and the explorer of theories."""
+"""Pages with results of studies, and the explorer of theories."""

@@ -31,7 +31,7 @@ DEPTH = 8
 def main(directory: str | Path, out: str | Path | None = None) -> int:
     """Writes the page of all finished runs in a directory and below it.
 
-    Runs that are not finished or cannot be read are left out, and reported on stderr.
+    Runs that are not finished or cannot be read are skipped, and reported on stderr.
 
     Args:
       directory: The directory of the runs.
@@ -42,8 +42,8 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
       The exit code: 0, or 1 if a run could not be read.
 
     Raises:
-      RefusedError: If `directory` is not one, holds no finished run or too many folders, or if the
-        page cannot be written to `out`.
+      RefusedError: If `directory` is not a directory, contains no finished run or too many folders,
+        or if the page cannot be written to `out`.
       StoreError: If a file at `out` cannot be read, or the page cannot be written.
     """
     directory = Path(directory)
@@ -54,7 +54,7 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
     sections, unfinished, bad = [], [], []
-    # All runs are found first, so the page is refused early if there are too many.
+    # All runs are found first, so that an error is raised early if there are too many.
     for path in [*found(directory)]:
         try:
             place = path.relative_to(directory)
@@ -198,12 +198,12 @@ def _spelt(versions: Mapping[str, str]) -> str:
 def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
     """Finds the preset of a study that a stored config equals, apart from the seed.
 
-    A preset that equals the whole config comes before one that leaves the data's location open
-    (None). Among equal ones, the first is taken.
+    A preset that equals the whole config has priority over one without a location of the data
+    (None). Of equal ones, the first is used.
 
     Args:
       study: The study.
-      config: The config as JSON data, as `config.json` holds it.
+      config: The config as JSON data, as in `config.json`.
 
     Returns:
       The name of the preset; None if no preset is equal.

@@ -1,7 +1,7 @@
-"""Four real results in a minute or two, and one page that shows them.
+"""Four real results in a minute or two, on one page.
 
 Three results come from studies, and the fourth from growing a checkpoint. The page is written again
-after each result, so it can be read early.
+after each result, so that it can be read early.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     quick: str
 
 
-# In this order, each in a folder of its own name. The part with the fastest figures comes first.
+# In this order, each in a folder with its name. The part with the fastest figures comes first.
 STUDIES = {
     "transfer_phase": Part(
         "Transfer against training from scratch",
@@ -80,8 +80,8 @@ STUDIES = {
 def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
     """Computes every result, and writes the page again after each.
 
-    All folders are locked before any work starts, so a refusal comes at once. The verdicts that are
-    printed at the end are those at the top of the page.
+    All folders are locked before any work starts, so that errors are raised immediately. The
+    verdicts that are printed at the end are those at the top of the page.
 
     Args:
       out: The directory of the page and of the runs.
@@ -93,8 +93,8 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
       The exit code: 0, or 1 if a claim of the ledger has an unexpected verdict.
 
     Raises:
-      RefusedError: If the directory holds anything else, or holds a quickstart and `resume` is
-        false.
+      RefusedError: If the directory contains anything else, or contains a quickstart and `resume`
+        is false.
       StoreError: If something stored is damaged or cannot be written.
     """
     out = Path(out)
@@ -115,7 +115,7 @@ def main(out: str | Path, *, seed: int, quick: bool, resume: bool) -> int:
         for name, run in runs.items():
             study, part = studies[name], STUDIES[name]
             say(f"{part.heading}: {study.question}")
-            # The page has figures of its own: the study's are for `sail-jax plot`.
+            # The page has separate figures; those of the study are for `sail-jax plot`.
             datasets[name], _ = store.complete(run, study, configs[name], reporting, shown=0)
             page.about.update(gallery.origin(datasets[name]))
             page.add(name, _section(part, study, datasets[name], quickstart_panels.SHOWN[name]))
@@ -176,7 +176,7 @@ def grown(folder: Path, seed: int) -> pages.Section:
     An existing network is not trained again, and an interrupted growth is continued.
 
     Args:
-      folder: Where the checkpoints are kept.
+      folder: The folder of the checkpoints.
       seed: The seed of the training, and of the choice of held-out digits.
 
     Returns:
@@ -218,9 +218,9 @@ def grown(folder: Path, seed: int) -> pages.Section:
 
 
 def _admit(out: Path, resume: bool) -> None:
-    """Refuses a folder that holds anything but the files of a quickstart."""
+    """Rejects a folder that contains anything but the files of a quickstart."""
     if not out.is_dir():
-        return  # new, or a file: opening the first run then refuses
+        return  # new, or a file: opening the first run then raises an error
     names = {path.name for path in out.iterdir() if path.suffix != ".part"}
     if foreign := sorted(names - {*STUDIES, GROWTH, PAGE}):
         raise disk.RefusedError(f"{out} holds something else ({foreign[0]}); choose another --out")

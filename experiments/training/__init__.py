@@ -1,4 +1,4 @@
-"""The trainer of the studies, and the building blocks of trainings.
+"""The trainer of the studies, and building blocks of trainings.
 
 `loop.train` runs a training step by step, with checkpoints. `step` compiles the step, `fit` binds
 it to a loss and an optimiser, and `descent` trains small networks within one program.

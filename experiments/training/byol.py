@@ -64,12 +64,13 @@ def regression(prediction: Float[Array, "n d"], target: Float[Array, "n d"]) -> 
 
 def _unit(x: Float[Array, "n d"]) -> Float[Array, "n d"]:
     """Scales each row to norm 1; a row of zeros does not change."""
-    # A small floor keeps the root's argument from 0, where its gradient is infinite.
+    # A small floor keeps the root's argument away from 0, where its gradient is infinite.
     return x / jnp.sqrt(jnp.maximum((x**2).sum(-1, keepdims=True), 1e-12))
 
 
 def decay(step: ArrayLike, steps: int, base: float) -> Float[Array, ""]:
-    """Computes the decay of the target network, which rises from `base` to 1 along half a cosine.
+    """Computes the decay of the target network, which increases from `base` to 1 along half a
+    cosine.
 
     1 - (1 - base) (cos(pi step / steps) + 1) / 2
 
@@ -96,8 +97,8 @@ class Byol(NamedTuple):
     """The networks around an encoder, and the length of their training.
 
     The target network is carried from step to step, separate from the learned parameters. Before
-    each use it moves towards the online network of the last update. The paper moves it after each
-    update, which is equivalent.
+    each use, it moves towards the online network of the last update. In the paper it moves after
+    each update, which is equivalent.
 
     Attributes:
       encode: Computes the features of images: `(params, stats, images, train) -> (features,
@@ -142,8 +143,8 @@ class Byol(NamedTuple):
         mean from the second to the first.
 
         It returns the loss, the metrics, and the values carried to the next step. The metric
-        "spread" is the root of the total variance of the target's unit projections. It is near 1
-        for random directions, and 0 if all images have one direction (a collapse).
+        "spread" is the root of the total variance of the target's unit projections. It is close to
+        1 for random directions, and 0 if all images have the same direction (a collapse).
         """
         online = jax.lax.stop_gradient(_followed(params))
         target = moved(carried["target"], online, decay(carried["step"], self.steps, self.base))
@@ -173,7 +174,7 @@ class Byol(NamedTuple):
 
 
 def _followed(params: PyTree) -> PyTree:
-    """Returns the online parameters that the target averages: all but the predictor."""
+    """Returns the online parameters that the target averages: all except the predictor."""
     return {k: params[k] for k in ("encoder", "projector")}
 
 

@@ -1,10 +1,10 @@
-"""The states of a training on disk. A killed training continues from them without a difference.
+"""States of a training on disk, from which a killed training continues exactly.
 
     <step>/arrays          an orbax checkpoint of the state, by the paths of its leaves
     <step>/manifest.json   config, dtype and shape of each leaf, checksum of each file
 
-The folder's name is the number of steps taken. Renaming is the last of the operations that write a
-folder, so a folder with a name is complete.
+The folder's name is the number of steps taken. Renaming is the last operation when a folder is
+written, so a folder with this name is complete.
 """
 
 import contextlib
@@ -36,21 +36,21 @@ _FIELDS = {"step": int, "config": dict, "leaves": dict, "key": str, "files": dic
 
 
 class Checkpoints:
-    """The latest checkpoints of one training, in a directory of their own.
+    """The latest checkpoints of a training, in a separate directory.
 
-    They are written in the background. Use it in a `with` block, because the block's end waits for
-    the last one. If several processes train together, all of them save, wait and restore.
+    They are written in the background. Use it in a `with` block, whose end waits for the last one.
+    If several processes train together, all of them save, wait and restore.
 
     Args:
       directory: The directory. It is created if it is missing.
-      config: A dataclass with everything that affects the training. Checkpoints of another config
-        are refused.
-      keep: How many checkpoints are kept, at least 1.
+      config: A dataclass with everything that affects the training. Checkpoints of a different
+        config are rejected.
+      keep: The number of checkpoints that are kept, at least 1.
 
     Raises:
       ValueError: If `keep` is below 1.
-      RefusedError: If the directory holds checkpoints of another config. The message lists the
-        fields.
+      RefusedError: If the directory contains checkpoints of a different config. The message lists
+        the fields.
       StoreError: If the latest checkpoint is damaged, or the directory cannot be written to.
     """
 
@@ -64,7 +64,7 @@ class Checkpoints:
         with disk.explained("write to", self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             if jax.process_index() == 0:
-                # A process that died has left these.
+                # These were left by a process that died.
                 for leftover in self.directory.glob(".*.part"):
                     shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
         if self.steps():
@@ -82,7 +82,7 @@ class Checkpoints:
                 self._orbax.close()
 
     def steps(self) -> list[int]:
-        """Lists the checkpoints that are stored.
+        """Lists the stored checkpoints.
 
         Returns:
           The numbers of their steps, in ascending order.
@@ -91,7 +91,7 @@ class Checkpoints:
         return sorted(int(folder.name) for folder in folders)
 
     def save(self, state: State) -> None:
-        """Stores a state, unless one of the same step is stored already.
+        """Stores a state, unless one of the same step is already stored.
 
         It returns once the arrays have been copied off the device. The files are written in the
         background.
@@ -100,7 +100,8 @@ class Checkpoints:
           state: The state.
 
         Raises:
-          StoreError: If this checkpoint cannot be begun, or the one before could not be written.
+          StoreError: If this checkpoint cannot be started, or the previous one could not be
+            written.
           ValueError: If an array of the state is empty.
           CheckpointError: If orbax would write two leaves to the same path.
         """
@@ -174,9 +175,9 @@ class Checkpoints:
           The state, with each array laid out as in `like`; None if no state is stored.
 
         Raises:
-          RefusedError: If the stored state belongs to another network or optimiser. The message has
-            the name of a leaf.
-          StoreError: If a file is missing or damaged. The message has the remedy.
+          RefusedError: If the stored state is of a different network or optimiser. The message
+            contains the name of a leaf.
+          StoreError: If a file is missing or damaged. The message explains the remedy.
         """
         self.wait()
         if not self.steps():
@@ -189,7 +190,7 @@ class Checkpoints:
         if unlike or manifest["key"] != str(jax.random.key_impl(like.key)):
             why = unlike[0] if unlike else f"its random keys are {manifest['key']}"
             raise RefusedError(f"{folder} is of another network or optimiser: {why}")
-        # Every byte is checked before orbax interprets any.
+        # All bytes are checked before orbax interprets them.
         with disk.explained("read", folder):
             files = _checksums(folder / ARRAYS)
         for file in sorted(files.keys() | manifest["files"].keys()):
@@ -204,7 +205,7 @@ class Checkpoints:
         return state._replace(key=key)
 
     def _manifest(self, step: int) -> dict[str, Any]:
-        """Reads the manifest of a step, and checks that it belongs to this training."""
+        """Reads the manifest of a step, and checks that it is of this training."""
         path = self.directory / str(step) / MANIFEST
         try:
             manifest = disk.read_record(path, _FIELDS)
@@ -252,7 +253,7 @@ def _filled(node: PyTree, arrays: Mapping[str, PyTree]) -> PyTree:
 
 
 def _checkpointer() -> Any:
-    """An orbax checkpointer that writes in the background."""
+    """Creates an orbax checkpointer that writes in the background."""
     import orbax.checkpoint as ocp  # slow to import
 
     return ocp.AsyncCheckpointer(ocp.PyTreeCheckpointHandler())
@@ -274,7 +275,7 @@ def _read(path: Path, like: dict[str, Any]) -> dict[str, jax.Array]:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file in a folder and below, by relative path."""
+    """Computes the SHA-256 of each file in a folder and below, by relative path."""
     digests = {}
     for path in sorted(folder.rglob("*")):
         if not path.is_dir():

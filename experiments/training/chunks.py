@@ -12,7 +12,7 @@ from experiments.training.sharding import gathered
 def in_chunks(
     fn: Callable[[Int[np.ndarray, " size"]], PyTree], index: Int[np.ndarray, " n"], size: int
 ) -> PyTree:
-    """Applies a function to chunks of examples with equal lengths, so it is compiled once.
+    """Applies a function to chunks of examples of equal length, so that it is compiled once.
 
     Args:
       fn: Maps the indices of some examples to arrays with one leading entry for each example.

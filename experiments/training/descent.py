@@ -1,6 +1,6 @@
 """Gradient descent within one program for small networks; `vmap` trains many of them at once.
 
-`loop` is for long trainings, which need checkpoints.
+`loop` is for long trainings, which require checkpoints.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def descend(
         or indices of examples.
       draw: Makes the batch of a step from its entry of `feed`.
       mutable: The values that the loss carries from step to step.
-      memory: The state of the optimiser to continue from; None to begin anew.
+      memory: The state of the optimiser to continue from; None for a new state.
       measure: Computes the measurements from parameters, `mutable` and the number of steps taken.
       every: The number of steps between two measurements, a divisor of the number of steps. Both
         this and `measure` must be given for measurements.

@@ -25,9 +25,9 @@ class Fit:
     Args:
       loss: The loss to minimise.
       training: The optimiser, the dtype of the computation, the moving average of the weights.
-      layout: The layout of the arrays, such as `sharding.layout` returns it.
-      config: A dataclass with everything that affects the trainings; checkpoints of another config
-        are refused. It is needed only with a folder.
+      layout: The layout of the arrays, for example from `sharding.layout`.
+      config: A dataclass with everything that affects the trainings; checkpoints of a different
+        config are rejected. It is only required with a folder.
       save_every: The number of steps between two checkpoints.
     """
 
@@ -60,7 +60,7 @@ class Fit:
         return self.layout.lay(init(self.training, params, key, mutable))
 
     def step(self, like: State) -> Step:
-        """Returns the step function, which is compiled at its first call.
+        """Returns the step function, which is compiled at the first call.
 
         Args:
           like: A state with the shapes of all states of the training.
@@ -83,7 +83,7 @@ class Fit:
         """Trains from a state to a number of steps, or continues from a checkpoint.
 
         Args:
-          state: The state to begin with, from `start`.
+          state: The initial state, from `start`.
           batch: The batch of a step, as a function of the step's number only.
           steps: The number of steps of the whole training, including those before a resume.
           folder: The folder for checkpoints and metrics, which are found again after a kill. None

@@ -1,4 +1,4 @@
-"""Groups of fields that the configs of several studies share."""
+"""Groups of fields shared by the configs of several studies."""
 
 import dataclasses
 from typing import Annotated, Any

@@ -42,9 +42,9 @@ class Trained(NamedTuple):
         rows.
       seconds: The wall time from the end of this process's first step, which compiles, to the end
         of the last. Evaluations and checkpoints in between count.
-      step_share: The share of that time spent on steps, not on waiting for input, evaluating or
+      step_share: The fraction of that time spent on steps, not on waiting for input, evaluating or
         storing; NaN without steps.
-      input_share: The share of that time spent on waiting for input; NaN without steps.
+      input_share: The fraction of that time spent on waiting for input; NaN without steps.
     """
 
     state: State
@@ -86,12 +86,11 @@ def train(
       steps: The number of steps of the whole training, including those before a resume.
       directory: The directory for checkpoints and metrics, which are found again after a kill. None
         stores nothing.
-      config: A dataclass with everything that affects the training; needed with `directory`.
-        Checkpoints of another config are refused.
+      config: A dataclass with everything that affects the training; required with `directory`.
+        Checkpoints of a different config are rejected.
       save_every: The number of steps between two checkpoints. The final state is always stored.
-      keep: How many checkpoints are kept, at least 1.
+      keep: The number of checkpoints that are kept, at least 1.
       log_every: The number of steps between two rows of metrics. The last step always has a row.
-        case.
       evaluate: Measures a state: finite numbers by name. It is called before each step with a
         number that `evaluate_every` divides, including 0, and at the end. None measures nothing.
       evaluate_every: The number of steps between two evaluations.
@@ -105,10 +104,10 @@ def train(
     Raises:
       ValueError: If `steps`, `save_every`, `log_every`, `evaluate_every` or `keep` is below 1,
         `directory` is given without `config`, or more than `steps` steps were taken already.
-      FloatingPointError: If the loss, the gradient or the state is not finite. The message has the
-        step, and the first array that was not finite. It is raised within `log_every` steps, and
-        before such a state is stored.
-      RefusedError: If `directory` holds another training.
+      FloatingPointError: If the loss, the gradient or the state is not finite. The message contains
+        the step, and the first array that was not finite. It is raised within `log_every` steps,
+        and before such a state is stored.
+      RefusedError: If `directory` contains a different training.
       StoreError: If a checkpoint or the metrics are damaged, or cannot be written.
       KeyboardInterrupt: If a signal stopped the training. The message explains how to continue.
     """
@@ -195,7 +194,7 @@ def train(
                     store()
             if evaluate is not None and t % evaluate_every == 0:
                 land_all()
-                # A single process breaks off an evaluation at a signal, because evaluations may be
+                # A single process interrupts an evaluation at a signal, because evaluations may be
                 # long. Several processes would leave it at different points.
                 breaking = signals.raised() if alone else contextlib.nullcontext()
                 try:
@@ -216,8 +215,8 @@ def train(
                 if alone:
                     signals.handle()
                 clock.start(examples(taken))
-            # JAX returns before a step is computed. Without a limit the host would run far ahead,
-            # and hold a batch for every step in flight.
+            # JAX returns before a step is computed. Without a limit, the host would run far ahead,
+            # and keep a batch for every step in flight.
             while len(flying) > AHEAD:
                 land()
         land_all()
@@ -270,7 +269,7 @@ def _how(step: int, steps: int, directory: str | Path | None) -> str:
 class _Signals:
     """Records the first signal that stops a command, from `handle` to the end of the `with` block.
 
-    A second signal has its usual effect. Ignored signals stay ignored. Outside the main thread
+    A second signal has its usual effect. Ignored signals remain ignored. Outside the main thread,
     nothing is handled, because Python sets handlers only in the main thread.
     """
 
@@ -355,14 +354,13 @@ class _Clock:
 
     @contextlib.contextmanager
     def apart(self, what: Literal["input", "other"]) -> Iterator[None]:
-        """Counts the block's time separately from steps: waiting for input, evaluating or
-        storing."""
+        """Measures time that is not spent on steps: waiting for input, evaluating or storing."""
         start = time.perf_counter()
         yield
         self.spent[what] += time.perf_counter() - start
 
     def shares(self) -> tuple[float, float]:
-        """Returns the shares of the wall time spent on steps and on waiting for input."""
+        """Returns the fractions of the wall time spent on steps and on waiting for input."""
         if not self.wall:
             return float("nan"), float("nan")
         return 1 - sum(self.spent.values()) / self.wall, self.spent["input"] / self.wall

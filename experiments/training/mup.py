@@ -43,11 +43,11 @@ def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
         output    > 1  1    base / r              base / r
         input     1    any  base                  base
 
-    Norms, biases and embeddings are inputs. An embedding that also computes the logits counts as an
-    input too; the network must divide its logits by the growth of the width, `logit_scale`. The
-    initial scales correct flax's initial values: a kernel with variance 1 / (inputs), an embedding
-    with variance 1 / (features), everything else independent of the width. At the base width all
-    scales are 1.
+    Norms, biases and embeddings are inputs. An embedding that also computes the logits is
+    considered an input too; the network must divide its logits by the growth of the width,
+    `logit_scale`. The initial scales correct flax's initial values: a kernel with variance 1 /
+    (inputs), an embedding with variance 1 / (features), everything else independent of the width.
+    At the base width all scales are 1.
 
     Args:
       base: The spec of the network at the base width.
@@ -59,7 +59,8 @@ def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
     Raises:
       ValueError: If the specs have different leaves, or if an "outer" space has different sizes.
         The network returns outer spaces or compares them by products (logits, queries and keys).
-        Products of queries and keys would have to be divided by their number, not by its root.
+        Products of queries and keys would have to be divided by their number, not by its square
+        root.
 
     References:
       Yang et al., Tensor Programs V, 2022 (arXiv 2203.03466), Table 3.
@@ -79,7 +80,7 @@ def scales(base: Spec, spec: Spec) -> tuple[Scales, ...]:
 def _of_leaf(base: Spec, spec: Spec, leaf: Leaf) -> Scales:
     """Computes the scales of one parameter."""
     reads, writes = (_growth(base, spec, leaf, role) for role in ("read", "write"))
-    # Standard deviations, as shares of those at the base width.
+    # Standard deviations, relative to those at the base width.
     drawn, wanted = 1.0, 1.0
     if leaf.path.endswith("kernel"):
         drawn = 1 / math.sqrt(reads)
@@ -112,7 +113,7 @@ def scaled(params: PyTree, by: Sequence[Scales]) -> PyTree:
     initial = {each.path: each.initial for each in by}
 
     def leaf(path: tuple, x: jax.Array) -> jax.Array:
-        """Scales one parameter. A scale of 1 keeps every bit."""
+        """Scales one parameter. A scale of 1 preserves every bit."""
         scale = initial.get(path_str(path), 1.0)
         return x if scale == 1 else x * scale
 
@@ -126,6 +127,6 @@ def rates(by: Sequence[Scales]) -> tuple[tuple[str, float], ...]:
       by: The scales.
 
     Returns:
-      A path and its share of the learning rate, for each share that is not 1.
+      A path and its fraction of the learning rate, for each fraction that is not 1.
     """
     return tuple((each.path, each.rate) for each in by if each.rate != 1)

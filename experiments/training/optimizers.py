@@ -1,4 +1,4 @@
-"""The papers' optimisers as data: a rule, its learning rate, clipping, and weight decay."""
+"""Optimisers of the papers as data: a rule, its learning rate, clipping, and weight decay."""
 
 import fnmatch
 from typing import Annotated, Literal
@@ -31,17 +31,17 @@ class Optimizer:
       weight_decay: The coefficient of weight decay. AdamW multiplies it by the learning rate.
       undecayed: Shell patterns of the paths without weight decay. By default these are biases,
         norms and embeddings.
-      clip: The largest global norm of a gradient; None turns clipping off.
+      clip: The largest global norm of a gradient; None disables clipping.
       b1: The decay of Adam's first moment.
       b2: The decay of Adam's second moment.
       eps: The term that Adam adds to the root of the second moment.
       momentum: The momentum of SGD.
       nesterov: Whether SGD uses Nesterov's momentum.
-      members: For trainings side by side, along the leading axis of every parameter: each one's
-        share of the schedule's rate. None for one training. Clipping is refused, because it would
+      members: For trainings in parallel, along the leading axis of every parameter: the fraction of
+        the schedule's rate of each. None for one training. Clipping is rejected, because it would
         couple the members.
-      rates: Pairs of a parameter's path and its share of the learning rate; other parameters have
-        the whole rate. AdamW's weight decay keeps the whole rate.
+      rates: Pairs of a parameter's path and its fraction of the learning rate; other parameters
+        have the full rate. AdamW's weight decay uses the full rate.
 
     Raises:
       ValueError: If a field is not allowed.
@@ -68,7 +68,7 @@ class Optimizer:
             raise ValueError("clip: a global norm couples members; leave one of them out")
 
     def decayed(self, params: PyTree) -> PyTree[Bool]:
-        """Returns which parameters weight decay shrinks.
+        """Returns a mask of the parameters with weight decay.
 
         Args:
           params: The parameters.
@@ -77,7 +77,7 @@ class Optimizer:
           A pytree of the same structure, True where the path of a leaf matches none of `undecayed`.
 
         Raises:
-          ValueError: If there is weight decay, but no parameter that it shrinks.
+          ValueError: If there is weight decay, but no parameter to which it applies.
 
         >>> Optimizer(Schedule(0.1, 9)).decayed({"dense": {"kernel": 0.0, "bias": 0.0}})
         {'dense': {'bias': False, 'kernel': True}}
@@ -102,8 +102,8 @@ class Optimizer:
         return optax.chain(
             optax.identity() if self.clip is None else optax.clip_by_global_norm(self.clip),
             *{
-                # The position of the decay makes the difference: after Adam's division it is
-                # decoupled from the gradient, before it an L2 penalty.
+                # The position of the decay matters: after Adam's division it is decoupled from the
+                # gradient, and before it an L2 penalty.
                 "adamw": (adam, *own, decay),
                 "adam": (decay, adam, *own),
                 "sgd": (decay, optax.trace(self.momentum, self.nesterov), *own),
@@ -114,7 +114,7 @@ class Optimizer:
 
 
 def _own_rates(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransformation:
-    """Multiplies the updates of some parameters by their shares of the learning rate."""
+    """Multiplies the updates of some parameters by their fractions of the learning rate."""
     share = dict(rates)
 
     def scaled(updates: PyTree) -> PyTree:
@@ -129,7 +129,7 @@ def _own_rates(rates: tuple[tuple[str, float], ...]) -> optax.GradientTransforma
 
 
 def _shares(members: tuple[float, ...]) -> optax.GradientTransformation:
-    """Multiplies the updates of each member by its share of the learning rate."""
+    """Multiplies the updates of each member by its fraction of the learning rate."""
 
     def scaled(path: KeyPath, update: jax.Array) -> jax.Array:
         if update.shape[:1] != (len(members),):

@@ -1,4 +1,4 @@
-"""Metrics of a training as lines of JSON in a file, which survives a kill except its last line."""
+"""Metrics of a training as lines of JSON; the file survives a kill, except for its last line."""
 
 import json
 import math
@@ -14,22 +14,22 @@ Row = dict[str, Any]
 class Rows:
     """The metrics of a training so far, also kept in a file.
 
-    Rows of step `step` and later ones are dropped from the file, because those steps come again. An
-    unfinished last line after a kill is dropped too.
+    Rows of step `step` and later ones are removed from the file, because these steps are repeated.
+    An unfinished last line after a kill is also removed.
 
     Args:
       path: The file. None keeps the rows only in memory.
       step: The step from which the training continues. Rows of earlier steps are read from the
         file.
       kept: Whether the state of that step was stored next to the file, which must then exist. A
-        state from elsewhere begins a new file, for any step.
+        state from elsewhere starts a new file, for any step.
 
     Attributes:
       path: The file.
       rows: The rows, each with its "step".
 
     Raises:
-      StoreError: If a line is damaged otherwise, or the training goes on but the file is missing.
+      StoreError: If any other line is damaged, or the training continues but the file is missing.
     """
 
     def __init__(self, path: Path | None, step: int, kept: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""SAIL's initialisation of a training: a weighted sum of trained networks, all in one shape."""
+"""SAIL's initialisation of a training: a weighted sum of trained networks of the same shape."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def brought(
 ) -> list[PyTree]:
     """Converts networks to the shape of a target.
 
-    A network with the target's configuration is returned as it is. Others grow or shrink.
+    A network with the target's configuration is returned unchanged. Others grow or shrink.
 
     Args:
       models: The networks, each with its variables and its configuration.

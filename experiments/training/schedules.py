@@ -14,9 +14,10 @@ Decay = Literal["cosine", "linear", "constant", "wsd"]
 
 @config
 class Schedule:
-    """A learning rate that rises linearly to `peak`, then decays to `floor * peak` after `steps`.
+    """A learning rate that increases linearly to `peak`, then decays to `floor * peak` after
+    `steps`.
 
-    The warm-up begins at peak / (warmup + 1), so every step has a positive rate. Step number
+    The warm-up starts at peak / (warmup + 1), so that every step has a positive rate. Step number
     `warmup` is the first at `peak`. This is nanoGPT's schedule; the models of the paper on
     overtraining decay to 0.
 
@@ -25,10 +26,10 @@ class Schedule:
       steps: The steps of the whole training, the warm-up included.
       warmup: The number of steps below the peak at the beginning.
       decay: The phase after the warm-up: "cosine", "linear", "constant", or "wsd" (warm-up, stable,
-        decay), which stays at the peak and falls linearly over the last steps.
-      floor: The final rate as a share of the peak, from 0 to 1. "constant" ignores it.
-      cooldown: The share of all steps over which "wsd" falls, in (0, 1]; others ignore it. It is
-        rounded to whole steps, at least one, and does not overlap the warm-up.
+        decay), which is constant at the peak and decreases linearly over the last steps.
+      floor: The final rate as a fraction of the peak, from 0 to 1. "constant" ignores it.
+      cooldown: The fraction of all steps over which "wsd" decreases, in (0, 1]; others ignore it.
+        It is rounded to whole steps, at least one, and does not overlap the warm-up.
 
     Raises:
       ValueError: If a field is not allowed.

@@ -24,10 +24,10 @@ class Layout(NamedTuple):
 
     Attributes:
       mesh: The devices; None for one device.
-      shard: "data": every device has the whole state, and its share of each batch. "full": the
-        state is distributed, too. "members": several networks are trained side by side, along the
-        leading axis of all parameters, and every device has some. If the devices do not divide
-        their number, some are trained twice. "no": one device.
+      shard: "data": every device has the whole state, and a part of each batch. "full": the state
+        is also distributed. "members": several networks are trained in parallel, along the leading
+        axis of all parameters, and every device has some. If the devices do not divide their
+        number, some are trained twice. "no": one device.
     """
 
     mesh: Mesh | None
@@ -103,7 +103,7 @@ def mesh() -> Mesh:
 
 
 def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Creates shardings with every array whole on every device, for data-parallel training.
+    """Creates shardings that replicate every array on every device, for data-parallel training.
 
     Args:
       mesh: The devices.
@@ -116,7 +116,7 @@ def replicated(mesh: Mesh, tree: PyTree) -> PyTree:
 
 
 def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
-    """Splits large arrays over the devices, as ZeRO does.
+    """Splits large arrays over the devices, as in ZeRO.
 
     An array is split along its longest axis among those with a length that the devices divide
     evenly; among equals, the first. Moments and averages of a parameter have its shape, so they
@@ -125,8 +125,8 @@ def fully_sharded(mesh: Mesh, tree: PyTree, *, least: int = 1 << 16) -> PyTree:
     Args:
       mesh: The devices.
       tree: The arrays, or their shapes.
-      least: Arrays with fewer elements stay whole on every device. So do arrays without such an
-        axis.
+      least: Arrays with fewer elements are replicated on every device, as are arrays without such
+        an axis.
 
     Returns:
       A sharding for each array.
@@ -179,7 +179,7 @@ def split(mesh: Mesh, batch: PyTree, axis: int = 0) -> PyTree:
       The batch on the devices.
 
     Raises:
-      ValueError: If the devices do not divide an array evenly. The message has its name.
+      ValueError: If the devices do not divide an array evenly. The message contains its name.
     """
     devices, sharding = mesh.shape[AXIS], NamedSharding(mesh, P(*[None] * axis, AXIS))
 
@@ -191,7 +191,7 @@ def split(mesh: Mesh, batch: PyTree, axis: int = 0) -> PyTree:
             raise ValueError(
                 f"{where}: {count} examples cannot be shared evenly by {devices} devices"
             )
-        # Every process has the whole batch and gives its own devices their part.
+        # Every process has the whole batch and passes its own devices their part.
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
     return jax.tree.map_with_path(placed, batch)

@@ -35,10 +35,10 @@ class Training:
 
     Attributes:
       optimizer: The optimiser, which turns gradients into updates.
-      micro_batches: The number of parts of a batch. Their gradients are computed one after the
-        other and averaged, to save memory.
+      micro_batches: The number of parts of a batch. Their gradients are computed one after another
+        and averaged, to save memory.
       compute: The dtype of parameters and of a batch's floats in the loss. The parameters
-        themselves stay float32.
+        themselves remain in float32.
       ema: The decay of the exponential moving average of the parameters, in [0, 1); None for no
         average.
 
@@ -53,7 +53,7 @@ class Training:
 
 
 class State(NamedTuple):
-    """Everything on which later steps depend.
+    """The state on which later steps depend.
 
     Attributes:
       step: The number of steps taken, which is also the index of the next one.
@@ -104,8 +104,8 @@ def init(training: Training, params: PyTree, key: PRNGKeyArray, mutable: PyTree 
       The state. It shares the buffers of `params`, which the first step takes over if it donates.
 
     Raises:
-      TypeError: If a parameter is not float32. The message has its name.
-      ValueError: If weight decay has no parameter to shrink.
+      TypeError: If a parameter is not float32. The message contains its name.
+      ValueError: If there is weight decay, but no parameter to which it applies.
     """
     for path, leaf in zip(leaf_paths(params), jax.tree.leaves(params), strict=True):
         if jnp.result_type(leaf) != jnp.float32:
@@ -130,9 +130,9 @@ def make_step(
     "rate". Arrays may be sharded on a mesh of devices. The result is the same as on one device, up
     to the order of sums.
 
-    Micro-batch i of n holds the examples i, i + n, i + 2n, ..., so each device keeps its examples.
-    Means over micro-batches equal means over the batch unless the loss couples examples, as
-    BatchNorm does.
+    Micro-batch i of n contains the examples i, i + n, i + 2n, ..., so that each device keeps its
+    examples. Means over micro-batches equal means over the batch unless the loss couples examples,
+    for example by BatchNorm.
 
     Args:
       loss: The loss to minimise.
@@ -168,7 +168,7 @@ def make_step(
     def gradients(state: State, batch: PyTree) -> tuple[PyTree, Metrics, PyTree]:
         """Averages gradients and metrics over micro-batches. Carried values come from the last
         one."""
-        # The key of a step depends only on its number, so a resumed training draws the same
+        # The key of a step depends only on its number, so that a resumed training draws the same
         # numbers.
         key = jax.random.fold_in(state.key, state.step)
         grad = jax.grad(evaluate, has_aux=True)
@@ -189,7 +189,8 @@ def make_step(
             grad, state.params, state.mutable, jax.tree.map(lambda x: x[0], parts), key
         )
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes[0], shapes[1][0]))
-        # The parts run one after the other, so only one part's activations are in memory at a time.
+        # The parts run one after another, so that only one part's activations are in memory at a
+        # time.
         (grads, metrics, mutable), _ = jax.lax.scan(
             add, (*zeros, state.mutable), (jnp.arange(n), parts)
         )
@@ -241,7 +242,7 @@ def parted(path: KeyPath, x: Array, n: int) -> Array:
       n: The number of micro-batches.
 
     Returns:
-      The array `(n, examples / n, ...)`: micro-batch i holds the examples i, i + n, i + 2n, ...
+      The array `(n, examples / n, ...)`: micro-batch i contains the examples i, i + n, i + 2n, ...
 
     Raises:
       ValueError: If the number of examples is not a multiple of n.
@@ -258,11 +259,10 @@ def parted(path: KeyPath, x: Array, n: int) -> Array:
 
 
 def watched(batch: PyTree, params: PyTree, mutable: PyTree, grads: PyTree, metrics: PyTree) -> Any:
-    """Lists the floating-point leaves that are searched for a value that is not finite.
+    """Lists the floating-point leaves that are searched for non-finite values.
 
     Causes come before effects, so the first hit is the most useful: the batch, the parameters,
     their gradient, the carried values, the metrics.
-    gradient, the carried values, the metrics.
 
     Args:
       batch: The batch of the step.

@@ -67,7 +67,7 @@ def moments(x: Float[Array, "... m"], y: Float[Array, "... n"]) -> Moments:
     x, y = (v.astype(jnp.promote_types(v.dtype, jnp.float32)) for v in (x, y))
     means = x.mean(0), y.mean(0)
     x, y = x - means[0], y - means[1]
-    # The means are rounded. A second pass removes the effect of this from the differences.
+    # The means are rounded. A second pass removes the effect of this rounding from the differences.
     shift = x.mean(0), y.mean(0)
     x, y = x - shift[0], y - shift[1]
     count = jnp.asarray(len(x), x.dtype)
@@ -136,7 +136,7 @@ def stream(
 
     Raises:
       ValueError: If there are no batches or no activations, if only one network has activations of
-        a space, or if the activations of a space differ in their leading axes or lack such axes.
+        a space, or if the activations of a space have no leading axes or different ones.
 
     >>> batches = [jnp.ones((2, 1)), jnp.zeros((2, 1))]
     >>> total = stream(lambda b: {"h": b}, lambda b: {"h": -b}, batches)
@@ -199,8 +199,8 @@ def activation_matching(
     Raises:
       ValueError: For an unknown `how`, only one of `activations` and `batches`, activations that
         have the wrong size or different shapes or are traced or not finite, missing batches, or a
-        family without a criterion or not allowed by the nonlinearity of a space. Messages name the
-        space.
+        family that has no criterion or that the nonlinearity of a space does not allow. Messages
+        contain the name of the space.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), Sec. 3.1; Li et al., Convergent

@@ -128,17 +128,17 @@ def auction(
         # best, plus epsilon. Without epsilon two rows could bid for the same columns forever.
         offer = jnp.where(who < n, price[want] + (best - second) + epsilon, -jnp.inf)
         top = jnp.full(n, -jnp.inf, a.dtype).at[want].max(offer)
-        # Of equal bids the first row's wins, so a column is sold to one row.
+        # Of equal bids the first row's wins, so each column goes to a single row.
         wins = (who < n) & (offer == top[want])
         winner = jnp.full(n, n, jnp.int32).at[want].min(jnp.where(wins, who, n))
         sold = winner < n
-        # First the previous owners lose their columns, then the new owners get them. n is out of
-        # bounds, and `mode="drop"` ignores it.
+        # The previous owners first lose their columns, and the new owners then receive them. n is
+        # out of bounds, and `mode="drop"` ignores it.
         column = column.at[jnp.where(sold & (owner >= 0), owner, n)].set(-1, mode="drop")
         column = column.at[winner].set(rows, mode="drop")
         owner, price = jnp.where(sold, winner, owner), jnp.where(sold, top, price)
-        # In the next phase all rows are free again, and the prices stay. A constant is subtracted
-        # from them. It changes no bid, and without it growing prices would lose precision.
+        # In the next phase all rows are free again, and the prices stay. Subtracting a constant
+        # from all prices changes no bid, and keeps growing prices from losing precision.
         over = jnp.all(column >= 0) & (epsilon > last)
         return (
             jnp.where(over, price - jnp.min(price), price),
@@ -157,8 +157,8 @@ def auction(
     first = jnp.maximum(jnp.asarray(0.25, a.dtype), last)
     start = (jnp.zeros(n, a.dtype), free, free, first, jnp.int32(0))
     _, owner, column, _, _ = lax.while_loop(unfinished, bid, start)
-    # Only if the rounds ran out: the free rows get the free columns in order, which makes the
-    # result a permutation.
+    # Only needed if the rounds ran out: the free rows receive the free columns in order, which
+    # makes the result a permutation.
     spare = jnp.nonzero(owner < 0, size=n, fill_value=0)[0].astype(jnp.int32)
     rank = jnp.cumsum(column < 0) - 1
     return jnp.where(column < 0, spare[rank], column)

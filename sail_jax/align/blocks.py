@@ -1,8 +1,8 @@
-"""Spaces inside blocks: a separate map for each head, or for each layer of a stack.
+"""Maps of spaces inside blocks: a separate map for each head, or for each layer of a stack.
 
 A `SpaceMap` of a space such as `qk` (the units of one head) moves the units of every head in the
-same way. The network allows more: each head may have its own map. The argument `within` lists such
-spaces: `{"qk": "head", "v": "head"}`. With grouped queries it is
+same way. The network allows more freedom: each head may have its own map. The argument `within`
+lists such spaces: `{"qk": "head", "v": "head"}`. With grouped queries it is
 `{"qk": "kv", "v": "kv", "group": "kv"}`, with layers stacked on one axis `{"hidden": "layer"}`.
 The map of such a space has a leading axis, with one map for each unit of the block. If the block
 itself is also permuted, this axis numbers its units after the permutation.
@@ -195,8 +195,9 @@ def check_within(spec: Spec, within: Mapping[str, str]) -> None:
       within: The block of each space.
 
     Raises:
-      ValueError: If a space or block is unknown, a block lies within another space, or a leaf has
-        the space without its block, or has either of them twice. Messages name the leaf.
+      ValueError: If a space or block is unknown, a block lies within another space, or a leaf
+        contains the space without its block, or either of them twice. Messages contain the path of
+        the leaf.
     """
     spec, _ = unfused(spec)
     for name, block in within.items():
@@ -219,7 +220,7 @@ def check_within(spec: Spec, within: Mapping[str, str]) -> None:
 
 
 def check_blocks(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> None:
-    """Checks that each map holds one map of its space for each unit of its block.
+    """Checks that each map contains one map of its space for each unit of its block.
 
     `spec` is the spec of the network, with the sizes. `maps` are maps of spaces in `within`,
     stacked on a leading axis. Raises a ValueError if the shape of a map is not `(blocks, new,
@@ -268,7 +269,7 @@ def nested(spec: Spec) -> dict[str, str]:
     """Finds the spaces that may have a separate map in each block of another space.
 
     A space lies within a block under two conditions. Every leaf with the space also has the block,
-    each of them once. And the block only counts copies of the space there: both are on one array
+    each of them once. And the block only numbers copies of the space there: both are on one array
     axis, have the same role, or the block is always written (stacked layers, heads of queries and
     keys, experts). If two spaces always occur together, the first one is the block. If a space has
     several blocks, the outermost is used.
@@ -303,7 +304,7 @@ def nested(spec: Spec) -> dict[str, str]:
     out: dict[str, str] = {}
     for name, options in candidates.items():
         order = [f.space for _, f in flat[spec.uses(name)[0].path]] if options else []
-        # Two spaces may each count copies of the other. The first one is then the block.
+        # Each of two spaces may number copies of the other. The first one is then the block.
         options = [
             block
             for block in options
@@ -317,7 +318,7 @@ def nested(spec: Spec) -> dict[str, str]:
 
 
 def block_exactness(spec: Spec, maps: Mapping[str, SpaceMap], within: Mapping[str, str]) -> Report:
-    """Reports for each space the loss of `change_blocks` that the axes show.
+    """Reports for each space the loss of `change_blocks` that follows from the axes.
 
     Args:
       spec: The spec of the network.

@@ -1,9 +1,9 @@
-"""Orders the experts of a mixture like another mixture's, before units are matched.
+"""Reorders the experts of a mixture to match another mixture, before units are matched.
 
-*The difficulty.* A mixture computes the same function in any order of its experts, if the router's
-rows have the same order. But the hidden units of each expert have an order of their own. Two equal
-experts may therefore have no entry in common. Comparing two experts by their best permutation of
-units is an assignment of thousands of units, for each of E^2 pairs.
+*The difficulty.* A mixture computes the same function for any order of its experts, if the router's
+rows have the same order. But the hidden units of each expert can also be in any order, so two equal
+experts may have no entry in common. Comparing two experts by their best permutation of units is an
+assignment of thousands of units, for each of E^2 pairs.
 
 *The comparison.* A product over hidden units, such as down @ gate, does not depend on their order.
 It has as many entries as the stream squared, so it is applied to a few random directions of the
@@ -13,7 +13,7 @@ no share. A bias of the router is one more entry of its row. The order of a laye
 one assignment, with the cosines of these arrays as benefits.
 
 For instance, compare a mixture of four experts with itself in the order 2, 0, 3, 1. The cosines are
-1 in these places, and about 0 elsewhere if the experts were drawn at random.
+1 at these positions, and about 0 elsewhere if the experts were drawn at random.
 
 *Stacked experts.* If all experts of a layer lie in one tensor, they are a space of the spec.
 Matching that space entry by entry compares hidden units in different orders. It was tried on four

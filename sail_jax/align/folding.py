@@ -1,7 +1,7 @@
 """Folds the scales of RMSNorm into the matrices that read the norm.
 
 Once every scale is one, rotations of the norm's space leave the network's function unchanged.
-`match_weights` needs this for orthogonal maps.
+`match_weights` requires this for orthogonal maps.
 """
 
 import re
@@ -37,7 +37,7 @@ def fold_scales(
     The function of the network stays the same, and every scale becomes one. The new spec leaves the
     scales' axes without a space, so orthogonal maps of the space are exact.
 
-    A scale must stand directly in front of its readers, as in RMSNorm. LayerScale and a bias after
+    The readers must directly follow the scale, as in RMSNorm. LayerScale and a bias after
     the scale are not supported.
 
     Args:
@@ -45,8 +45,8 @@ def fold_scales(
       spec: The spec of `params`.
       readers: The readers of each scale, by patterns of paths. A `{i}` captured in the first
         pattern stands for the same text in the second:
-        `{"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"}`. It is optional where a space
-        has a single scale in front of all its readers.
+        `{"blocks/{i}/norm1": "blocks/{i}/{q,k,v}", "norm": "head"}`. It is optional if a single
+        scale precedes all readers of a space.
       unscaled: Patterns of leaves that read the space without a scale in front.
 
     Returns:
@@ -54,8 +54,8 @@ def fold_scales(
 
     Raises:
       ValueError: If a scale is missing in `params`, has unknown readers or none, or has an axis
-        that its reader lacks; if a reader is tied, has two scales, or has none and is not in
-        `unscaled`. Messages name the leaf.
+        that its reader does not have; if a reader is tied, has two scales, or has none and is not
+        in `unscaled`. Messages contain the path of the leaf.
 
     References:
       Ashkboos et al., SliceGPT, 2024 (arXiv 2401.15024); Ashkboos et al., QuaRot, 2024

@@ -49,7 +49,7 @@ def match_many(
     """Finds maps that move all models into the coordinates of the first.
 
     A first pass matches each model to the mean of the models before it. It is undone if it does not
-    bring the models nearer to their mean. Then, in rounds, each model is matched to the mean of all
+    bring the models closer to their mean. Then, in rounds, each model is matched to the mean of all
     others, until a round no longer lowers the distance beyond rounding.
 
     Args:
@@ -127,7 +127,8 @@ def match_many(
 
     for k in range(1, len(models)):
         improve(k, moved[:k], None)
-    # In the first pass a model is matched only to earlier models, which may not bring all nearer.
+    # In the first pass a model is matched only to earlier models, which may not reduce the distance
+    # of all models.
     if not _spread(moved, spec, paths, weights) < before:
         maps, moved = [dict(start) for _ in models], list(models)
     history[0] = _spread(moved, spec, paths, weights)
@@ -146,7 +147,7 @@ def match_many(
             converged = True
             break
         history.append(spread)
-    # The first model has moved, too. All models are turned back into its own coordinates.
+    # The first model has moved, too. All models are transformed back into its original coordinates.
     back = {name: invert(m) for name, m in maps[0].items()}
     out = [{name: compose(back[name], m[name]) for name in m} for m in maps[1:]]
     return Common((start, *out), tuple(history), converged)

@@ -24,17 +24,17 @@ and the same network with the units of both hidden layers swapped. Squared dista
     no                         yes            42   64    0        106
     yes                        yes             0    0    0          0
 
-From the first row each single step raises the distance, although 0 is two steps away: w1 hides what
-w0 and w2 show. Spaces are therefore first visited from the ends of the network inward. Each is
-matched only by tensors with settled other spaces: w0 alone matches the first layer, then w1 and w2
-the second.
+Starting from the first row, each single step raises the distance, although 0 is only two steps
+away: the term of w1 outweighs those of w0 and w2. Spaces are therefore first visited from the ends
+of the network inward. Each space is matched using only tensors whose other spaces are settled: w0
+alone determines the first layer, then w1 and w2 the second.
 
 *Measurements.* `init={}` is descent from the given maps, as published. It was compared on 40 pairs
 of random networks with six hidden layers of 16 units. The second network was a shuffled copy plus
-noise as large as the weights. With the visit, descent ended nearer 23 times and farther 12 times,
+noise as large as the weights. With the visit, descent ended closer 23 times and farther 12 times,
 at a mean distance of 6.6 instead of 7.2. The visit can be worse because it settles spaces greedily.
-If it does not bring the networks nearer, it is undone. If settled tensors hold the smaller part of
-the entries, a bound on the others helps (`Problem.cost`).
+If it does not reduce the distance, it is undone. If settled tensors contain the smaller part of the
+entries, a bound on the others is used (`Problem.cost`).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -65,7 +65,7 @@ class Matching(NamedTuple):
     Attributes:
       maps: One map for each matched space, for `change_basis` (with `within`, for `change_blocks`).
       distance: The objective, sum_t w_t |reference_t - moved_t|^2 over the tensors t with a matched
-        space, before the first sweep and after each sweep that moved something. It never rises.
+        space, before the first sweep and after each sweep that changed a map. It never increases.
       converged: Whether the last sweep found no improvement, within `max_sweeps`.
     """
 
@@ -134,13 +134,14 @@ def match_weights(
     - SIGNED_PERMUTATION ("odd" spaces): an assignment by |benefit|, then the signs.
     - POSITIVE_MONOMIAL ("relu"): an assignment by the distance at the best scale of each pair.
     - ORTHOGONAL ("rmsnorm", "linear"): the Procrustes problem. Fold gains first (`fold_scales`).
-    - LINEAR ("linear"): any invertible map, from a Sylvester equation; kept if it is nearer.
+    - LINEAR ("linear"): any invertible map, from a Sylvester equation; kept if it reduces the
+      distance.
 
     A first visit goes through the spaces from the network's inputs and outputs inward. A space is
-    matched by the tensors with already matched other spaces. If these hold less than half of the
-    entries, the other tensors also count, through a bound (a nuclear norm). The bound does not
-    depend on the spaces still to match. If the visit does not bring `params` nearer, it is undone.
-    With `init` the visit is skipped.
+    matched using the tensors whose other spaces are already matched. If these contain less than
+    half of the entries, the other tensors also count, through a bound (a nuclear norm). The bound
+    does not depend on the spaces that are not yet matched. If the visit does not reduce the
+    distance, it is undone. With `init` the visit is skipped.
 
     Sweeps over all spaces follow. A step is taken only if it lowers the distance by more than
     rounding. Descent ends with a sweep without steps.
@@ -155,9 +156,9 @@ def match_weights(
     one for each shape, so the depth of a network does not matter.
 
     A leaf may also be an object with a shape, a dtype and `__array__`, such as a tensor on disk. It
-    is read when a space needs it. A large one is read in parts if it takes slices and its first
-    axis is in no matched space. With `keep=0` memory holds one tensor or part of each network and
-    the `(n, n)` costs of one space.
+    is read when a space needs it. A large one is read in parts if it supports slicing and its first
+    axis is in no matched space. With `keep=0`, only one tensor or part of each network and the `(n,
+    n)` costs of one space are in memory.
 
     Args:
       reference: The parameters of the network that stays.
@@ -184,9 +185,10 @@ def match_weights(
       The maps, the distances, and whether the descent converged.
 
     Raises:
-      ValueError: For trees that do not fit the spec; values that are traced, not finite or not real
-        floats; a family that the nonlinearity of a space does not allow; `weights`, `within` or
-        `init` that do not fit; and a negative `max_sweeps`. Messages name the leaf or the space.
+      ValueError: For trees that do not match the spec; values that are traced, not finite or not
+        real floats; a family that the nonlinearity of a space does not allow; `weights`, `within`
+        or `init` that do not fit; and a negative `max_sweeps`. Messages contain the leaf or the
+        space.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836), algorithm 1.
@@ -210,8 +212,8 @@ def match_weights(
     for name in within:
         if name not in chosen:
             raise ValueError(f"within contains {name!r}, which is not matched")
-        # Inner maps are numbered by the units of their block. This numbering does not survive maps
-        # that sign, scale or mix these units.
+        # Inner maps are numbered by the units of their block. Maps that sign, scale or mix these
+        # units would break this numbering.
         if chosen.get(within[name], Family.PERMUTATION) != Family.PERMUTATION:
             raise ValueError(f"the block {within[name]!r} of {name!r} can only be permuted")
     if max_sweeps < 0:
@@ -252,7 +254,7 @@ def match_weights(
 
 
 def _by_block(spec: Spec, weights: Mapping[str, float]) -> dict[str, float]:
-    """Returns the weights of the blocks of fused leaves, which may be given singly or together."""
+    """Returns the weights of blocks of fused leaves, which are given separately or together."""
     new, places = unfused(spec)
     out: dict[str, float] = {}
     for path, weight in weights.items():
@@ -298,7 +300,8 @@ def families(spec: Spec, family: Families, spaces: Iterable[str] | None) -> dict
             kinds = ", ".join(str(f) for f in SOLVERS)
             raise ValueError(f"{name!r} cannot be matched by {kind!s} maps; choose from {kinds}")
         n = spec.space(name).size
-        # Only the family is checked here, so any of its maps will do, such as the identity.
+        # Only the family is checked here, so any map of the family is sufficient, such as the
+        # identity.
         same = identity(n)
         stand_in = SpaceMap(same.write, same.read, kind | Family.INVERTIBLE)
         (report,) = exactness(spec, {name: stand_in}).spaces

@@ -62,7 +62,7 @@ def _pairs(
     a: Float[ArrayLike, "i rest k"], b: Float[ArrayLike, "j rest k"]
 ) -> Float[Array, "k k i j"]:
     """Computes the matrices a_i^T b_j, on the last two axes."""
-    # XLA computes them, since NumPy's threads mostly wait in products this small.
+    # XLA computes them, because NumPy's threads mostly wait for one another in products this small.
     return jnp.einsum("iru,jrv->uvij", a, b, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -39,7 +39,7 @@ Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Values]]]
 
 
 class Touch(NamedTuple):
-    """A tensor with a space, and the space's position in it.
+    """A tensor that contains a space, and the position of the space in it.
 
     Attributes:
       path: The path of the leaf.
@@ -151,7 +151,7 @@ class Problem:
         self.kept: dict[str, list[Values]] = {}
         self.weight, self.norms = {}, {}
         self.maps = self.identities()
-        # Spaces whose map is optimal while no other space moves. They need no step until a
+        # Spaces whose map is optimal while no other space moves. They require no step until a
         # neighbour has moved.
         self.best: set[str] = set()
         for path in paths:
@@ -198,7 +198,7 @@ class Problem:
           cut: The part of the first axis, which no map moves. None: all of it.
 
         Returns:
-          The moved leaf with an axis per factor, in its own dtype if units only change places.
+          The moved leaf with an axis per factor, in its own dtype if units are only permuted.
         """
         if path in self.kept:
             return _part(self.kept[path][1], cut)
@@ -213,7 +213,7 @@ class Problem:
             yield self.reference(path, cut), self.moved(path, cut)
 
     def _unsettle(self, name: str) -> None:
-        """Marks the maps of the spaces that share a tensor with this one as no longer optimal."""
+        """Marks the maps of all spaces that share a tensor with this space as no longer optimal."""
         paths = {touch.path for touch in self.touches[name]}
         self.best -= {
             other
@@ -244,8 +244,8 @@ class Problem:
     def start(self, init: Mapping[str, SpaceMap]) -> None:
         """Moves the second network by given maps.
 
-        `init` has maps by space, such as `match_weights` returns. Raises a ValueError if a space is
-        not matched, or a map does not fit its size or block.
+        `init` contains maps by space, such as the result of `match_weights`. Raises a ValueError if
+        a space is not matched, or a map does not match its size or block.
         """
         for name in init:
             if name not in self.chosen:
@@ -385,7 +385,7 @@ class Problem:
                 self.best.add(name)
 
     def step(self, name: str) -> bool:
-        """Computes the best map of a space with the others fixed, and takes it if it is nearer."""
+        """Computes the best map of a space, and applies it if it reduces the distance."""
         if name in self.best or self._single(name):
             return False
         cost = self.cost(name)

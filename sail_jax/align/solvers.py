@@ -1,7 +1,7 @@
 """The best map of one space for each family of maps, with all other spaces fixed.
 
-A `Cost` holds sums of w_t a_i . b_j for the units i of the reference and j of the other network,
-`(n, n)`, or `(blocks, n, n)` with a map per block.
+A `Cost` contains the sums of w_t a_i . b_j for the units i of the reference and j of the other
+network, `(n, n)`, or `(blocks, n, n)` with a map per block.
 """
 
 from collections.abc import Callable
@@ -129,8 +129,8 @@ def _positive_monomial(cost: Cost, assign: Assign) -> SpaceMap:
     parts = cost.products
     n = len(next(iter(parts.values())))
     none, zero = np.zeros(n), np.zeros((n, n))
-    # A gain does not scale with the unit. A bound does, so bounds count only where the tensors
-    # leave the scale free.
+    # A gain does not scale with the unit, but a bound does, so bounds count only where the tensors
+    # do not determine the scale.
     still = parts.get("gain", zero) + (zero if cost.squares else parts.get("bound", zero))
     scale, loss = _best_scales(
         *(parts.get(role, zero) for role in ("write", "read")),

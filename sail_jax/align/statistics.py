@@ -58,10 +58,10 @@ def repair(
       The repaired parameters, in their own dtypes.
 
     Raises:
-      ValueError: If the weights do not fit, `preactivations` lack a space or have another size, or
-        there are no batches. Also if a space does not have exactly one bias, a leaf multiplies it
-        (use `reset_statistics` for normalised networks), or a tied leaf has it. Messages name the
-        leaf.
+      ValueError: If the weights do not match the endpoints, a space is missing in `preactivations`
+        or has another size, or there are no batches. Also if a space does not have exactly one
+        bias, a leaf multiplies it (use `reset_statistics` for normalised networks), or it occurs in
+        a tied leaf. Messages contain the path of the leaf.
 
     References:
       Jordan et al., REPAIR: REnormalizing Permuted Activations for Interpolation Repair, 2023
@@ -116,8 +116,8 @@ def reset_statistics(
       New parameters, in their own dtypes.
 
     Raises:
-      ValueError: If a path matches no leaf, `inputs` lack a name or have another size than the
-        leaf, or there are no batches.
+      ValueError: If a path matches no leaf, a name is missing in `inputs`, the sizes of an input
+        and its leaf differ, or there are no batches.
 
     >>> net = {"mean": jnp.zeros(1), "var": jnp.ones(1)}
     >>> data = [jnp.array([[0.0], [4.0]])]

@@ -62,7 +62,7 @@ def straight_through(
       **options: Other arguments of `match_weights`.
 
     Returns:
-      The best maps, for `change_basis` (with `within`, for `change_blocks`), and the losses.
+      The best maps, for `change_basis` (with `within`: for `change_blocks`), and the losses.
 
     Raises:
       ValueError: If there are no batches, a loss is NaN, or the proxy becomes non-finite because

@@ -56,8 +56,8 @@ def sinkhorn(
     falls to the requested value. It runs inside `jit`. With an infinite `balance` also P^T 1 =
     columns. The remaining violation of both conditions is corrected as in Altschuler et al. After
     convergence, the cost exceeds the optimum by at most `entropy` times the smaller entropy of the
-    two marginals. With a small entropy many steps are needed if several couplings have nearly the
-    lowest cost.
+    two marginals. A small entropy requires many steps if the costs of several couplings are close
+    to the optimum.
 
     Args:
       cost: The cost of coupling row i with column j, `(n, m)`, finite.
@@ -263,7 +263,8 @@ def _sinkhorn(
     C: Array, a: Array, b: Array, entropy: ArrayLike, balance: ArrayLike, steps: int
 ) -> Float[Array, "n m"]:
     """Computes exp((f + g - C) / entropy) with alternating updates of the potentials f and g."""
-    # A constant added to the costs changes no coupling. Smaller costs have smaller rounding errors.
+    # Adding a constant to the costs changes no coupling. Smaller costs have smaller rounding
+    # errors.
     C = C - jnp.min(C)
     # A large entropy needs few steps. Each smaller one starts from the current potentials.
     start = jnp.maximum(jnp.max(C), entropy)

@@ -1,8 +1,8 @@
-"""A first spec of a model without a table, from the names and shapes of its tensors.
+"""Drafts the spec of a model without a table from the names and shapes of its tensors.
 
 Where names and shapes are ambiguous, the draft asks a question instead of guessing. Until the
-question is answered, the axes in doubt are left without a space. Every space to which they may
-belong is "outer", so no map of it is reported as exact.
+question is answered, the ambiguous axes have no space. Every space to which they may belong is
+"outer", so no map of it is reported as exact.
 """
 
 import math
@@ -23,7 +23,7 @@ from sail_jax.trees import leaf_paths
 
 
 class Question(NamedTuple):
-    """An ambiguity of a leaf in names and shapes.
+    """An ambiguous leaf, whose name and shape do not determine its spaces.
 
     Attributes:
       path: The path of the leaf, or a pattern of paths for all equal layers; "settings" or "layers"
@@ -59,7 +59,7 @@ class Draft(NamedTuple):
 
 
 class _Leaf(NamedTuple):
-    """The information about a leaf in its path and shape.
+    """The properties of a leaf that follow from its path and shape.
 
     Attributes:
       path: Its path.
@@ -68,7 +68,7 @@ class _Leaf(NamedTuple):
       layer: The path of its layer; "" outside layers.
       tag: The suffix of the layer's space names, which distinguishes them from other layers'.
       shape: Its shape.
-      floating: Whether it holds floats.
+      floating: Whether its dtype is floating.
     """
 
     path: str
@@ -115,7 +115,7 @@ _PROJECTIONS = {
 }
 _FUSED = {"qkv", "c_attn", "in_proj", "qkv_proj", "query_key_value", "wqkv", "to_qkv"}
 _BIASES = {"bias", "b", "beta", "mean", "running_mean"}
-# How many leaves a question lists.
+# The number of leaves that a question lists.
 _NAMED = 8
 _GAINS = {"scale", "gamma", "g", "weight", "var", "running_var"}
 
@@ -183,8 +183,8 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     the rules. Ambiguous entries become questions.
     """
     rules = drafted.rules
-    # After some answers the size of a space is unknown until a further answer. Sizes are only
-    # needed for comparison with entries; without entries such a draft can still be printed.
+    # After some answers the size of a space remains unknown until a further answer. Sizes are only
+    # compared with entries; without entries such a draft can still be printed.
     sized = rules.spec(params).spaces if entries else ()
     # The sizes of every space, and of heads times groups, by their names in rules: one number if
     # all layers agree.
@@ -220,8 +220,8 @@ def _stated(drafted: Draft, params: PyTree, entries: Mapping[str, int]) -> Draft
     for prefix in dict.fromkeys(p[: p.index("{i}") + 4] for p, _ in rules.axes if "{i}" in p):
         numbered = path_pattern(f"{prefix}**").fullmatch
         indices = {match["i"] for path in leaf_paths(params) if (match := numbered(path))}
-        # Without a configuration any name works for the entry. With one, a single entry that fits
-        # the tensors and has "layer" in its name is used without a question.
+        # Without a configuration any name can be used for the entry. With one, a single entry that
+        # fits the tensors and has "layer" in its name is used without a question.
         counts = [k for k, n in entries.items() if n == len(indices) and _speaks_of_layers(k)]
         if len(counts) == 1 or not entries:
             layers[counts[0] if counts else "num_layers"] = prefix
@@ -249,7 +249,7 @@ def _speaks_of_layers(key: str) -> bool:
 
 
 class _Drafter:
-    """The state of a draft: the rules so far, the questions, and the spaces in doubt.
+    """The state of a draft: the rules so far, the questions, and the ambiguous spaces.
 
     Spaces known only by their size are written "@size" in the rules, until `_plain` names them.
     """
@@ -317,14 +317,14 @@ class _Drafter:
         self._leave(leaf)
 
     def _leave(self, leaf: _Leaf) -> None:
-        """Gives a leaf and its module's vectors no space; spaces of its sizes become outer."""
+        """Leaves a leaf and its module's vectors without a space, and its sizes outer."""
         self.rules[leaf.path] = " ".join("_" * len(leaf.shape))
         self._freeze(leaf.shape)
         for n in leaf.shape if len(leaf.shape) > 1 else ():
             self._settle(leaf.module, n, "_")
 
     def _settle(self, module: str, n: int, axes: str) -> None:
-        """Gives these axes to a module's vectors with n entries that have no axes yet."""
+        """Assigns these axes to the vectors of a module that have n entries and no axes yet."""
         for leaf in self.vectors.pop((module, n), ()):
             self.rules.setdefault(leaf.path, axes)
 
@@ -332,7 +332,7 @@ class _Drafter:
         self.frozen |= {str(n) for n in sizes}
 
     def _orient(self, leaf: _Leaf) -> _Matrix | None:
-        """Finds which axis is read and which written; None for embeddings and ambiguous leaves."""
+        """Finds the axes that are read and written; None for embeddings and ambiguous leaves."""
         shape, n = leaf.shape, len(leaf.shape)
         table = self._table(leaf)
         if table == "positions":
@@ -552,8 +552,8 @@ class _Drafter:
             self._ask(leaf, f"what are its axes of sizes {list(leaf.shape)}?")
             return
         n = math.prod(leaf.shape)
-        # A vector with a matrix that is not its bias, and a norm of queries or keys, may belong to
-        # another space of the same size.
+        # A vector next to a matrix whose bias it is not, and a norm of queries or keys, may belong
+        # to another space of the same size.
         matrix = leaf.module in self.with_matrices
         kind = leaf.name in _GAINS or leaf.name in _BIASES
         inner = f"units{n}{leaf.tag}"
@@ -597,12 +597,12 @@ class _Drafter:
         return _templates(self.leaves, rules, outer, sizes, asked)
 
     def _plain(self, axes: str) -> str:
-        """Writes axes with the final names of spaces that were "@size" so far."""
+        """Replaces "@size" in axes by the final names of the spaces."""
         stream = str(self.stream)
         return re.sub(r"@(\d+)", lambda m: "resid" if m[1] == stream else f"units{m[1]}", axes)
 
     def _is_frozen(self, name: str) -> bool:
-        """Checks whether a space is in doubt, by its name or a possible size."""
+        """Checks whether a space is ambiguous, by its name or a possible size."""
         units = re.match(r"units(\d+)", name)
         size = str(self.stream) if name == "resid" else units[1] if units else name
         return bool({name, size, *self.within.get(name, ())} & self.frozen)
@@ -622,7 +622,7 @@ def _leaves(paths: list[str], arrays: list[Any]) -> list[_Leaf]:
     layers = [next((x for x in inside[path] if held[x] > 1), "")[:-1] for path in paths]
     out = []
     # If all layers differ only in one number, that number names their spaces, as in `{i}` rules.
-    # Otherwise layers of two stacks could have one number, so the whole path names them.
+    # Otherwise layers of two stacks could share a number, so the whole path is used.
     alike = len({_general(layer) for layer in layers if layer}) == 1
     for path, layer, shape, x in zip(paths, layers, shapes, arrays, strict=True):
         cut = max(path.rfind("/"), path.rfind("."))

@@ -1,20 +1,20 @@
 """Tables of architectures in files: the results of tracing forward passes, as data.
 
-`tables/TYPE.json` has the table of a model type of transformers. `.ci/tables` writes the files: it
-traces the classes of that type for many configurations, and writes what they have in common. A file
-has these parts; only `axes` is required.
+`tables/TYPE.json` contains the table of a model type of transformers. `.ci/tables` writes the
+files: it traces the classes of that type for many configurations, and writes the table that they
+share. A file contains these parts; only `axes` is required.
 
 axes, spaces, optional, settings, layers, single, ends, folds, scales, post_norm: as in `Rules`
 tied: the axes of leaves while the head is the embedding table
 ties: whether it is tied if the configuration has no such entry
 head: patterns of the head, which is required unless it is tied
-implied: whether a tied head lacks a tensor
+implied: whether a tied head is stored without a tensor
 classes: axes of tensors that one class uses in another way
 sizes: the source of a space's size, a quotient of entries of the configuration. The first quotient
   with known entries is used ("head_dim | hidden_size / num_attention_heads").
 words: for an entry and its value, or for a class, the words of spaces that differ
 defaults: the values of entries that a configuration omits
-holds: values of entries for which the table was confirmed; other values give another table
+holds: values of entries for which the table was confirmed; other values require another table
 """
 
 import json
@@ -44,7 +44,7 @@ class Table(NamedTuple):
       tied: Axes strings of leaves while the head is tied.
       ties: Whether the head is tied if the configuration has no such entry.
       head: The patterns of the head.
-      implied: Whether a tied head lacks a tensor.
+      implied: Whether a tied head is stored without a tensor.
       classes: Axes strings that differ, by class name and pattern.
       ends: Spaces that are the output, unless one of these patterns matches.
       words: Words of spaces that differ, by entry, value and space.
@@ -80,7 +80,7 @@ class Table(NamedTuple):
         return self.defaults.get(key) if value is None else value
 
     def check(self, config: Config) -> None:
-        """Checks that the table holds for a configuration.
+        """Checks that the table applies to a configuration.
 
         Args:
           config: The configuration.
@@ -107,7 +107,7 @@ class Table(NamedTuple):
           The rules.
 
         Raises:
-          ValueError: If the table does not hold for an entry of the configuration.
+          ValueError: If the table does not apply to an entry of the configuration.
         """
         self.check(config)
         entry = partial(self._entry, config)
@@ -132,12 +132,12 @@ class Table(NamedTuple):
         ))  # fmt: skip
 
 
-# The names of an expert's tensors in transformers, and the parts of a gated layer that they are.
+# The names of an expert's tensors in transformers, and the corresponding parts of a gated layer.
 _GATES, _UPS, _DOWNS = ("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")
 
 
 def _with_stacks(rules: Rules) -> Rules:
-    """Adds the tensors of mixtures with all experts of a layer in one tensor.
+    """Adds the stacked tensors of mixtures that store all experts of a layer in one tensor.
 
     From release 5 on, transformers stores the experts of Mixtral, Qwen-MoE, OLMoE and Phi-MoE in
     this form, and mergekit 0.1.5 writes it: `mlp.experts.gate_up_proj`, `(expert, 2 hidden,
@@ -269,7 +269,7 @@ def written(table: Table) -> str:
 
 
 def _lines(value: Any) -> str:
-    """Writes a part of a file, with a line for each of its items."""
+    """Writes a part of a file, one line per item."""
     if isinstance(value, Mapping):
         items = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in value.items()]
         return "{\n  " + ",\n  ".join(items) + "\n}"

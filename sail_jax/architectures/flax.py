@@ -310,7 +310,8 @@ def _batchnorm(path: str, space: str) -> dict[str, str]:
 
 def _with(table: dict[str, str], spaces: dict[str, str]):
     """Converts a table to the first arguments of `Rules`."""
-    # The empty mapping is for sizes of spaces. These trees show them: a kernel has one axis for
-    # heads and one for their units. Llama's kernels fuse the two, so its table states the sizes.
+    # The empty mapping is for sizes of spaces. These trees determine them: a kernel has one axis
+    # for heads and one for their units. Llama's kernels fuse the two, so its table states the
+    # sizes.
     axes, optional = pairs(table)
     return axes, spaces, {}, optional

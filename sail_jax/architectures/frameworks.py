@@ -28,11 +28,11 @@ class Row(NamedTuple):
 
     Attributes:
       leaf: Its path inside a layer, or inside the tree.
-      tensors: The names of the tensors that it holds, inside a layer or the model. Several tensors
-        are stacked on a new first axis.
+      tensors: The names of the tensors that it contains, inside a layer or the model. Several
+        tensors are stacked on a new first axis.
       layout: The rearrangement of each tensor's axes to the leaf's, as in "(h d) e -> e h d".
       axes: The spaces of the leaf's axes, in the notation of `sail_jax.basis.axes`.
-      optional: Whether a tree may lack it.
+      optional: Whether it may be missing in a tree.
     """
 
     leaf: str
@@ -350,7 +350,7 @@ def of_tree(params: PyTree) -> dict[str, Any] | None:
       params: The parameters, as arrays or ShapeDtypeStructs.
 
     Returns:
-      The configuration of `maxtext` or `tunix` that fits the tree, with `model_type`; None for
+      The configuration of `maxtext` or `tunix` that describes the tree, with `model_type`; None for
       other trees.
 
     Raises:

@@ -101,14 +101,14 @@ class Rules(NamedTuple):
           The checked spec.
 
         Raises:
-          ValueError: If the parameters do not fit the rules; see `sail_jax.spec`.
+          ValueError: If the parameters do not match the rules; see `sail_jax.spec`.
         """
         one, other = self.either
         heads = (head for heads in self.ends.values() for head in heads)
         asked = [*self.optional, *heads, *other[:1]]
         patterns = Patterns(asked)
         there = {asked[k] for path in leaf_paths(params) for k, _ in patterns.matches(path)}
-        # `spec` refuses rules without a matching leaf, so optional ones are only passed if they
+        # `spec` rejects rules without a matching leaf, so optional rules are only passed if they
         # match.
         absent = self.optional - there | {*(other if there.isdisjoint(other) else one)}
         present = [(p, axes) for p, axes in self.axes if p not in absent]
@@ -141,7 +141,7 @@ class Rules(NamedTuple):
           The new configuration.
 
         Raises:
-          ValueError: If one entry would need two sizes: unequal layers, or a head size that the
+          ValueError: If one entry would require two sizes: unequal layers, or a head size that the
             architecture derives from the width.
         """
         sizes: dict[str, tuple[int, str]] = {}
@@ -188,7 +188,7 @@ class Rules(NamedTuple):
                 # The product is rounded once, to the dtype of the reader: a bfloat16 scale is
                 # multiplied in float32.
                 scale = leaves[path].astype(jnp.promote_types(leaves[path].dtype, jnp.float32))
-                # The readers in the same layer, by the captures of the scale's pattern.
+                # The readers in the same layer, found by the captures of the scale's pattern.
                 targets = [r for p in readers for r, _ in _matches(fill(p, captures), paths)]
                 if not targets:
                     raise ValueError(
@@ -287,7 +287,7 @@ def _is_number(x: object) -> bool:
 
 
 def _is_token(x: object) -> bool:
-    """Checks whether x is the number of a token; old configurations have -1 for no token."""
+    """Checks whether x is a token id; old configurations use -1 for no token."""
     return isinstance(x, int) and not isinstance(x, bool) and -1 <= x < 1 << 31
 
 
@@ -296,8 +296,8 @@ def _is_whole(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 1 << 31
 
 
-# The types of the configuration's entries in tables and forward passes, if they are present. A
-# wrong type would otherwise fail far away, inside a forward pass or in XLA.
+# The types that tables and forward passes require of the configuration's entries, if present. A
+# wrong type would otherwise cause an error much later, inside a forward pass or in XLA.
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         (

@@ -40,8 +40,8 @@ def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") ->
         f"{value}.weight": f"({head} {v}) {resid}*",
         f"{o}.weight": f"{resid} ({head} {v})*",
     }
-    # The bias of keys has a starred factor: keys are contracted with queries, so they live in the
-    # dual of the units that queries write.
+    # The bias of keys has a starred factor: keys are contracted with queries, so they belong to the
+    # dual of the space that queries write.
     biases = {q: f"({head} {qk})", k: f"({head} {qk}*)", value: f"({head} {v})", o: resid}
     return out | {f"?{name}.bias": axes for name, axes in biases.items()}
 
@@ -50,9 +50,9 @@ def attention(names: str, *, tag: str, tower: str = "", resid: str = "resid") ->
 def t5(config: Config) -> Rules:
     """Gives the rules of T5, including version 1.1.
 
-    Encoder and decoder share one space, the one of their embeddings, with RMSNorm and without
-    biases. The first layer of each tower holds the relative position biases for the heads of all
-    its layers, so these heads are one space.
+    Encoder and decoder share the space of their embeddings, with RMSNorm and without biases. The
+    first layer of each tower stores the relative position biases for the heads of all its layers,
+    so these heads are one space.
 
     Args:
       config: A configuration with `num_heads` and `d_kv`. It may have `feed_forward_proj` (default:
@@ -69,7 +69,7 @@ def t5(config: Config) -> Rules:
       Transformer, 2020 (arXiv 1910.10683).
     """
     tied = flag(config, "tie_word_embeddings", default=True) and has_vocabulary(config)
-    # Some classes name their body "transformer", and some lack a decoder.
+    # Some classes call their body "transformer", and some have no decoder.
     p, towers = "{transformer.,}", {"encoder": "sf", "decoder": "scf"}
     if encodes := class_of(config).endswith(("EncoderModel", "ForTokenClassification")):
         del towers["decoder"]
@@ -109,7 +109,7 @@ def t5(config: Config) -> Rules:
             space = f"{tower}." if own else "cross."
             module = f"{x}{'SelfAttention' if own else 'EncDecAttention'}"
             names = " ".join(f"{module}.{one}" for one in "qkvo")
-            # T5's layers lack biases, which `attention` marks as optional.
+            # T5's layers have no biases, which `attention` marks as optional.
             for pattern, text in attention(names, tag=".{i}", tower=space).items():
                 if pattern[0] != "?":
                     text = text.replace(f"{space}head.{{i}}", f"{space}head") if own else text

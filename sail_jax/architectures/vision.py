@@ -87,7 +87,7 @@ def _clip(config: Config, towers: Mapping[str, str], table: dict[str, str]) -> R
     spaces |= {"vocab": "outer", "position": "outer", "channel": "outer", "shared": "rmsnorm"}
     settings: tuple[tuple[str, str], ...] = (("projection_dim", "shared"),)
     for tower, key in towers.items():
-        # A separate tower may be saved without the prefix of its names.
+        # A separate tower may be saved without the prefix in its names.
         name = f"{tower}_model." if key else f"{{{tower}_model.,}}"
         x = f"{name}encoder.layers.{{i}}."
         resid, hidden = f"{tower}.resid", f"{tower}.hidden.{{i}}"

@@ -10,10 +10,9 @@ An *axes string* gives the space of each array axis, in order, separated by spac
     "hidden"             a bias: it writes `hidden`
     "diag(resid)"        a gain (the scale of a norm, LayerScale, a depthwise kernel): it
                          multiplies the space unit by unit, the diagonal of "resid resid*"
-    "resid* (head v)"    one array axis that is the row-major product of two spaces; each factor
-                         may have its star, or the group has one: "(head v)* resid"
-    "resid* (head qk + head qk* + head v)"
-                         fused matrices: one array axis that holds several, end to end
+    "resid* (head v)"    one array axis that is the row-major product of two spaces; each factor may
+    have a star, or the group has one: "(head v)* resid" "resid* (head qk + head qk* + head v)"
+                         fused matrices: one array axis that contains several, end to end
     "resid* (diag(hidden) + hidden)"
                          a gate, fused with the matrix that it multiplies
     "resid* (head (qk + qk* + v))"
@@ -160,13 +159,13 @@ def _joined(inner: Sequence[Axis]) -> Axis:
     return tuple(f._replace(block=(k, *f.block)) for k, block in enumerate(inner) for f in block)
 
 
-# A parenthesis, perhaps under diag or with a star, a plus, or a name. The lookahead refuses text
-# that is glued to the end of one.
+# A parenthesis (possibly with diag or a star), a plus, or a name. The lookahead rejects text that
+# directly follows one.
 _TOKEN = re.compile(r"\s*((?:diag)?\(|\+|(?:\)|[\w./:-]+)\*?(?=[\s()+]|$))")
-# The largest number of wildcards between two separators, and of wildcards that cross separators in
-# all. A pattern that does not match is tried with every distribution of the text over its
-# wildcards. The time is the length of the path to the power of their number, and patterns may come
-# from untrusted files.
+# The largest number of wildcards between two separators, and of all wildcards that cross
+# separators. Matching tries every distribution of the text over the wildcards. If none matches, the
+# time is the length of the path to the power of the number of wildcards, and patterns may come from
+# untrusted files.
 _WIDE, _DEEP = 3, 2
 # The largest number of groups around a name, and of factors of one axis. Products of groups are
 # multiplied out, so a short text could otherwise produce any number of factors.
@@ -186,7 +185,7 @@ def parse_axes(text: str) -> tuple[Axis, ...]:
     Raises:
       ValueError: If the text cannot be parsed, a group is empty, groups are nested too deep or give
         too many factors, a factor has two roles, or the uses of a tied leaf have different spaces.
-        The message quotes the wrong part.
+        The message quotes the invalid part.
 
     >>> parse_axes("resid* (head v) _")[0]
     (Factor(space='resid', role='read', tied=False, block=()),)
@@ -210,7 +209,7 @@ def _parse_use(text: str, rule: str) -> tuple[Axis, ...]:
     while position < len(text):
         axis, end = _parse_word(text, position, rule)
         if axis is None or (end < len(text) and not text[end].isspace()):
-            # A word is read as a whole, since text that is glued to its end is also wrong.
+            # A word is read as a whole, because text that directly follows it is also an error.
             raise ValueError(f"cannot read {text[position:].strip()!r} in the axes {rule!r}")
         axes.append(axis)
         position = end

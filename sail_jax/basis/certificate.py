@@ -1,9 +1,9 @@
 """Checks whether a network's function is preserved: by running it, or from axes and maps.
 
 `certificate` runs the network; `exactness` analyses axes and maps. They answer different questions.
-A map may be lossless for linear readers, with a defect at rounding error, and still change the
-network, because a ReLU does not commute with a rotation. And if axes and maps show no loss, the
-network may still compute something that they do not describe.
+A map may be lossless for linear readers, with a defect of the size of rounding errors, and still
+change the network, because a ReLU does not commute with a rotation. And if axes and maps show no
+loss, the network may still compute something that they do not describe.
 """
 
 import math
@@ -42,10 +42,10 @@ class SpaceReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The losses of a change of a network that its axes show; `print` shows a table.
+    """The losses of a change of a network according to its axes; `print` shows a table.
 
-    Axes describe tensors, not the computation of a network. A report without a loss is therefore
-    not a proof that the function is preserved. A run is, see `certificate` and `Verdict`.
+    Axes describe tensors, not the computation of a network. A report without a loss therefore does
+    not prove that the function is preserved. A run does; see `certificate` and `Verdict`.
 
     Attributes:
       spaces: One entry per mapped space; in a report on growth, also one per number of layers.
@@ -55,7 +55,7 @@ class Report(NamedTuple):
 
     @property
     def lost(self) -> str:
-        """Lists the losses of all spaces in one sentence; "" if the axes show none."""
+        """Lists the losses of all spaces in one sentence; "" if there are none."""
         return "; ".join(f"{row.space!r}: {row.lost}" for row in self.spaces if row.lost)
 
     def __str__(self) -> str:
@@ -107,7 +107,7 @@ class Verdict(NamedTuple):
 
 
 def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
-    """Reports for each mapped space the loss that its axes show.
+    """Reports for each mapped space the loss according to its axes.
 
     A map is lossless according to the axes if:
 
@@ -134,7 +134,8 @@ def exactness(spec: Spec, maps: Mapping[str, SpaceMap]) -> Report:
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If a map is for no space of the spec, has another size, or is batched.
+      ValueError: If the space of a map is unknown to the spec, or a map has another size or is
+        batched.
 
     >>> from sail_jax import growth
     >>> from sail_jax.basis.spaces import spec
@@ -255,7 +256,7 @@ def certificate(
 
     Returns:
       The verdict, and the measurements of the leaf that changed most. Outputs that are not finite
-      or get another shape count as not preserved.
+      or have another shape count as not preserved.
 
     Raises:
       ValueError: If the outputs differ in structure or have no leaves.
@@ -305,7 +306,8 @@ def certificate(
 
 
 def _kept(tree: Any) -> Any:
-    """Returns a tree that a network may change: itself if it has plain containers, else a copy.
+    """Returns a tree that a network may modify: the tree itself if its containers are plain,
+    otherwise a copy.
 
     A Flax module in training mode updates statistics in the state that it is given. A function may
     also distinguish plain trees by their identity.

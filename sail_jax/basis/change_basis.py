@@ -93,7 +93,7 @@ def change_basis(
                     f"second moments cannot change basis by the dense map of {name!r}: it mixes "
                     "entries, and their covariances are not stored; restart the moments at zero"
                 )
-    # This is known from the spec alone, so unchanged leaves are returned as the same arrays.
+    # This follows from the spec alone, so unchanged leaves are returned as the same arrays.
     maps = {name: m for name, m in maps.items() if Family.IDENTITY not in m.family}
     return jax.tree.map_with_path(
         lambda path, leaf: _move(path_str(path), leaf, spec, maps, kind), params

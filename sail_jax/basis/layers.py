@@ -1,4 +1,4 @@
-"""The leaves with which layers write the spaces that they share.
+"""The leaves through which layers write the spaces that they share.
 
 Growth sets these leaves to zero in new layers. In `h + f(h)` such a layer does nothing.
 """
@@ -25,12 +25,12 @@ class Outputs(NamedTuple):
 
 
 def outputs(spec: Spec, layer_of: Callable[[str], Any], stacks: Container[str]) -> Outputs:
-    """Finds the leaves with which layers write the spaces that they share.
+    """Finds the leaves through which layers write the spaces that they share.
 
     Args:
       spec: The spec of the network.
       layer_of: A function from a path to the layer of the leaf; None for a leaf outside layers.
-      stacks: The "stack" spaces whose layers count. All layers of a stack have the same private
+      stacks: The "stack" spaces to take into account. All layers of a stack have the same private
         spaces, and count as one layer.
 
     Returns:
@@ -78,7 +78,7 @@ def outputs(spec: Spec, layer_of: Callable[[str], Any], stacks: Container[str]) 
 
 
 def _only(axis: Axis, role: str) -> bool:
-    """Whether all factors of an axis have this role and are not tied."""
+    """Checks whether all factors of an axis have this role and are not tied."""
     return all(f.role == role and not f.tied for f in axis)
 
 

@@ -27,7 +27,7 @@ class Selection:
     Attributes:
       index: The old unit for each new unit: integers [new] in range(old), after optional batch
         axes.
-      scale: The factor of each new unit, shaped like `index`; None stands for ones and needs no
+      scale: The factor of each new unit, shaped like `index`; None stands for ones, without a
         multiplication.
       old: The number of old units.
     """
@@ -60,10 +60,10 @@ Operator = Array | Selection
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True, eq=False)
 class SpaceMap:
-    """One space of `old` units, re-expressed in `new` units.
+    """A re-expression of one space of `old` units in `new` units.
 
-    It has one of two forms. The dense form holds two arrays, `write` [new, old] and `read`
-    [old, new]. The index form holds two `Selection`s with one index, each a gather onto the new
+    It has one of two forms. The dense form contains two arrays, `write` [new, old] and `read` [old,
+    new]. The index form contains two `Selection`s with the same index, each a gather onto the new
     units: new unit j is `write.scale[j]` times old unit `index[j]`, and is read with weight
     `read.scale[j]`. Here `read` stands for the transpose of its selection. `dense()` converts the
     index form to the dense form, and so defines it.
@@ -307,7 +307,8 @@ def compose(second: SpaceMap, first: SpaceMap) -> SpaceMap:
     family = second.family & first.family
     # Two gathers in a row are one gather, so the composition stays in index form.
     if first.index is not None and second.index is not None:
-        # New unit j takes unit second.index[j] of the middle, which takes first.index there.
+        # New unit j selects the intermediate unit second.index[j], which first.index maps to an old
+        # unit.
         take = partial(jnp.take, indices=second.index, axis=0, mode="clip")
         write, read = (
             b if a is None else _product(b, take(a))
@@ -394,7 +395,7 @@ def measure(m: SpaceMap) -> tuple[float, float] | None:
 
 
 def classify(m: SpaceMap) -> Family:
-    """Finds the properties of a map's entries.
+    """Finds the smallest family that contains a map.
 
     Zeros, ones and signs must be exact; products must be correct up to rounding (`measure`). Use it
     to establish the family of arrays: `SpaceMap(write, read, classify(SpaceMap(write, read)))`.
@@ -417,14 +418,15 @@ def classify(m: SpaceMap) -> Family:
         raise ValueError("a traced map cannot be classified: give its family")
     (w, r), (lost, tolerance) = host, measured
     n, eye = m.old, _one(m)
-    # For index forms the entries alone are not enough: an identity's index must also count from 0,
-    # as in `_one`.
+    # For index forms the entries alone are not sufficient: the index of an identity must also count
+    # from 0, as in `_one`.
     index = np.arange(n) if m.index is None else np.asarray(m.index)
     if all(map(np.array_equal, (w, r, index), (eye, eye, np.arange(n)))):
         return Family.IDENTITY
     rows = w if m.index is None else w[:, None]
     monomial = bool((np.count_nonzero(rows, axis=1) <= 1).all() and not r[~rows.any(axis=1)].any())
-    # Isometric: write^T write is a multiple of the identity, new / old for an even duplication.
+    # A map is isometric if write^T write is a multiple of the identity, new / old for an even
+    # duplication.
     spread = np.abs(_kept(m, w, w) * n / m.new - eye).max(initial=0)
     facts = {
         Family.MONOMIAL: monomial,

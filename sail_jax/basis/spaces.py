@@ -200,7 +200,7 @@ class Spec:
           The sum over its blocks of the product of the sizes of their spaces.
 
         Raises:
-          ValueError: If the spec lacks one of the spaces.
+          ValueError: If one of the spaces is unknown to the spec.
         """
         return sum(math.prod(self.space(f.space).size for f in block) for block in blocks(axis))
 
@@ -247,15 +247,15 @@ class Spec:
     def alone(self, path: str) -> tuple["Spec", dict[str, str]]:
         """Builds the spec of a single leaf, with neutral names.
 
-        Leaves with equal use, such as those of a network's layers, get equal specs, and so share
-        one compiled program.
+        Leaves with equal uses, such as corresponding leaves of different layers, have equal specs,
+        and therefore share one compiled program.
 
         Args:
           path: The path of the leaf.
 
         Returns:
-          The spec with the leaf name "leaf" and the spaces "s0", "s1", ...; and a mapping from this
-          spec's names of spaces to these.
+          The spec with the leaf name "leaf" and the spaces "s0", "s1", ...; and a mapping from the
+          names of spaces in this spec to those.
 
         Raises:
           ValueError: If the spec has no such leaf.
@@ -313,7 +313,7 @@ def spec(
 ) -> Spec:
     """Assigns a feature space to every array axis of a parameter tree, and checks the result.
 
-    A typing error in a rule must not create a new space. Therefore every leaf must match exactly
+    A typo in a rule must not create a new space. Therefore every leaf must match exactly
     one rule; every rule and every entry of `spaces` and `sizes` must be used; every axis must have
     a name; every space must have one size, a writer and a reader (or be "softmax", and occur twice
     or be in `sizes`); and only floating leaves may have spaces.
@@ -327,8 +327,8 @@ def spec(
         defines both languages.
       spaces: The nonlinearity of each space: one or more words, separated by blanks, of "linear",
         "rmsnorm", "relu", "odd", "elementwise", "layernorm", "dot", "softmax"; or "outer" (the
-        network's input or output, which may lack a writer or reader) or "stack" (a stacked layer
-        axis without readers), perhaps with "residual". `NONLINEARITIES` defines the words. An
+        network's input or output, which may have no writer or no reader) or "stack" (a stacked
+        layer axis without readers), perhaps with "residual". `NONLINEARITIES` defines the words. An
         unstated space is assumed to commute with permutations only.
       sizes: The sizes of spaces that the shapes do not determine: factors of a product, or blocks
         of a fused axis, that never occur alone.
@@ -341,7 +341,8 @@ def spec(
     Raises:
       TypeError: If a rule is not a pair of texts, or `layers` has an invalid type.
       ValueError: If one of the conditions above is violated, a pattern, an axes string or a word
-        cannot be parsed, or two leaves have one path. The message gives the leaf and a correction.
+        cannot be parsed, or two leaves have one path. The message contains the leaf and a
+        correction.
 
     >>> layer = {"in": jnp.zeros((3, 8)), "bias": jnp.zeros(8), "out": jnp.zeros((8, 2))}
     >>> rules = {"in": "x* hidden", "bias": "hidden", "out": "hidden* y"}
@@ -504,7 +505,7 @@ def _sizes(
                 continue
             progress = True
             rest, per = solved
-            # The extent is rest = unknown * per: it has to divide.
+            # The extent is rest = unknown * per, so per must divide it.
             if unknown and per and rest >= 0 and rest % per == 0:
                 size[unknown[0]] = rest // per
                 source[unknown[0]] = f"leaf {_show(path, arrays[path])}"
@@ -547,7 +548,7 @@ def _solve(n: int, axis: Axis, size: Mapping[str, int]) -> tuple[int, int] | Non
 def _check_sides(out: Spec, given: Container[str]) -> None:
     """Raises a ValueError for a space without a writer or reader, except "outer" and "stack".
 
-    Spaces with a given size are named on purpose, so they are not typing errors.
+    Spaces with a given size are named on purpose, so they are not typos.
     """
     problems = []
     names = [space.name for space in out.spaces]

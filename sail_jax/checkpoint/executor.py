@@ -1,14 +1,14 @@
-"""The executor: carries out the works of a plan under a memory limit.
+"""Executes the works of a plan under a memory limit.
 
 A `Work` describes one tensor: its inputs and how they are combined. Worker threads read the inputs,
 merge them piece by piece with `sail_jax.merging.engine`, and pass the result to a `Sink`, usually
 the writer in `sail_jax.checkpoint.output`. `limits` computes how many workers fit in memory.
 
 All workers start compiled programs, which share XLA's pool of threads. This is safe because a
-program never waits inside the pool for work that it gave to the pool: decompositions of matrices,
-the only calls that did so, are those of `sail_jax.linalg`. Workers wait for one another at two
-places only, the lock of a tensor that is formed once and the lock of the sink, and hold neither
-while they wait for the other.
+program never waits inside the pool for work that it submitted to the pool. Only decompositions of
+matrices did so, and those of `sail_jax.linalg` do not. Workers wait for one another at two places
+only, the lock of a tensor that is computed once and the lock of the sink, and hold neither while
+they wait for the other.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class MergeError(StoreError, ValueError):
 
 
 class MergeRefusedError(MergeError, RefusedError):
-    """Raised when the requested merge is impossible, before any tensor is read."""
+    """Raised before any tensor is read if the requested merge is impossible."""
 
     code = RefusedError.code
 
@@ -61,26 +61,26 @@ class Sink(Protocol):
     """A destination for merged tensors, such as the `Writer` of an output.
 
     Attributes:
-      finished: The names of the tensors that it has already; they are not merged again.
+      finished: The names of the tensors that it already contains, which are not merged again.
     """
 
     finished: frozenset[str]
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Takes entries of a tensor, in row-major order; called by any worker."""
+        """Receives entries of a tensor, in row-major order; called by any worker."""
 
     def done(self, name: str) -> None:
         """Records that all entries of a tensor have been written."""
 
 
 class Limits(NamedTuple):
-    """How much may be done at once.
+    """The number of workers, and the memory that they may use.
 
     Attributes:
-      threads: How many workers there are.
+      threads: The number of workers.
       hold: Bytes of inputs that each worker may keep when it needs a tensor more than once.
       max_memory: Bytes that the process may use; None for no limit.
-      output: Bytes held at the end, when a library makes the output from its tensors.
+      output: Bytes required at the end, if a library makes the output from its tensors.
       sink: Bytes that the sink holds for each worker.
     """
 
@@ -106,8 +106,8 @@ class Record(NamedTuple):
       alignment: Cosines of the update with the task vectors, `[model]`.
       conflicts: The fraction of entries that some models raise and others lower.
       changed: The fraction of entries in which the update is not 0.
-      moved: How many entries each model changed, `[model]`.
-      kept: The fraction of these entries that still counts when task vectors are added, `[model]`;
+      moved: The number of entries that each model changed, `[model]`.
+      kept: The fraction of these entries that remains after task vectors are added, `[model]`;
         0 if there are no such entries.
     """
 
@@ -158,7 +158,7 @@ def memory(work: Work, wide: bool = False) -> int:
 
 
 def program(works: Sequence[Work]) -> int:
-    """Computes the bytes that the process needs independently of the sizes of tensors."""
+    """Computes the bytes that the process requires independently of the sizes of tensors."""
     statistics = (sum(len(step.statistics) for step in work.steps) for work in works)
     return CONSTANT + STATISTICS * max(statistics, default=0)
 
@@ -181,15 +181,15 @@ def limits(
       max_memory: Bytes that the process may use, the program included. None for no limit.
       threads: The most workers; None for one per core, up to 8.
       wide: Whether everything is computed in float64, whatever the dtypes of the inputs.
-      output: Bytes held at the end, when a library makes the output from its tensors.
+      output: Bytes required at the end, if a library makes the output from its tensors.
       sink: Bytes that the sink holds for each worker.
 
     Returns:
       The limits, for `execute`.
 
     Raises:
-      MergeRefusedError: If the largest tensor does not fit in `max_memory`, or making the output
-        does not. The message contains the needed bytes.
+      MergeRefusedError: If the largest tensor or the assembly of the output does not fit in
+        `max_memory`. The message contains the required bytes.
     """
     wanted = threads or min(8, os.cpu_count() or 1)
     if max_memory is None:
@@ -215,7 +215,7 @@ def limits(
 
 
 def peak(works: Sequence[Work], limits: Limits) -> int:
-    """Computes how many bytes the process is expected to use at most.
+    """Estimates the peak memory of the process in bytes.
 
     Args:
       works: All works of the plan.
@@ -245,7 +245,7 @@ def summary(works: Sequence[Work], limits: Limits) -> str:
 
 
 def resident() -> int:
-    """Measures how many bytes of memory the process holds now.
+    """Measures the resident memory of the process in bytes.
 
     Returns:
       The bytes; `CONSTANT` on systems other than Linux.
@@ -259,7 +259,7 @@ def resident() -> int:
 
 
 def mib(size: int) -> str:
-    """Formats a number of bytes as MiB, rounded up, so that a limit of as many suffices.
+    """Formats a number of bytes as MiB, rounded up, so that a limit of this size is sufficient.
 
     Args:
       size: The number of bytes.
@@ -294,7 +294,7 @@ class _Run:
         self.records: dict[str, Record] = {}
 
     def wanted(self, work: Work) -> bool:
-        """Whether the sink still lacks this tensor."""
+        """Checks whether this tensor is still missing in the sink."""
         return work.name in self.missing
 
     def carry_out(
@@ -309,7 +309,7 @@ class _Run:
         self.missing = {name for name, _ in engine.faint}
 
     def finish(self, unit: Unit, engine: Engine) -> None:
-        """Takes a unit of work from its inputs to the sink."""
+        """Merges a unit of work, from its inputs to the sink."""
         todo = [work for work in unit.works if self.wanted(work)]
         if unit.merge is None:
             for work in todo:
@@ -368,10 +368,10 @@ def execute(
     sharing: Sharing | None = None,
     stalled: Callable[[float], None] | None = None,
 ) -> dict[str, Record]:
-    """Carries out works: reads inputs, merges them, and writes the results to a sink.
+    """Executes works: reads inputs, merges them, and writes the results to a sink.
 
-    Tensors in `sink.finished` are left out. XLA flushes subnormal results to 0. Pieces with numbers
-    small enough for that are computed in float64, after all others. On an exception or an
+    Tensors in `sink.finished` are skipped. XLA flushes subnormal results to 0. Pieces with numbers
+    that may become subnormal are computed in float64, after all others. On an exception or an
     interrupt the workers stop within one piece.
 
     Args:
@@ -383,7 +383,7 @@ def execute(
         overflow.
       measure: Whether norms, cosines and conflicts are recorded.
       progress: Called as `progress(bytes_done, bytes_in_all, name)` when a tensor is finished.
-      keep: Called with the measurements of a tensor before the sink notes it as finished.
+      keep: Called with the measurements of a tensor before the sink records it as finished.
       sharing: The connection to other processes, which carry out some of the works; this process
         leaves those works out. None without other processes.
       stalled: Called with the seconds since the last piece when no worker makes progress for a
@@ -393,8 +393,8 @@ def execute(
       The measurements by tensor name; empty unless `measure`.
 
     Raises:
-      MergeError: If inputs hold NaN or infinities (the message lists them), results do not fit
-        their dtype, a step of a merge refuses its input, or memory is too small for the pieces in
+      MergeError: If inputs contain NaN or infinities (the message lists them), results overflow
+        their dtype, a step of a merge rejects its input, or memory is too small for the pieces in
         float64.
     """
     mine = works
@@ -405,7 +405,7 @@ def execute(
         with Engine(works, limits.threads, limits.hold, check, sharing=sharing) as engine:
             run.carry_out(works, engine, stalled)
         if faint := engine.faint:
-            # Other processes may lack such pieces, so nothing is shared with them here.
+            # Other processes may have no such pieces, so nothing is shared with them here.
             threads, hold, *_ = _in_float64(works, faint, limits)
             with Engine(works, threads, hold, check, faint) as engine:
                 run.carry_out(works, engine, stalled)
@@ -422,7 +422,7 @@ def execute(
 
 
 def _in_float64(works: Sequence[Work], faint: Set[PieceOf], most: Limits) -> Limits:
-    """The limits for the pieces in float64; MergeError if memory is too small."""
+    """Returns the limits for the pieces in float64; raises a MergeError if memory is too small."""
     names = {name for name, _ in faint}
     merges = {id(work.merge) for work in works if work.name in names}
     # Statistics over the tree are computed again from all tensors of a merge.
@@ -442,7 +442,7 @@ def _in_float64(works: Sequence[Work], faint: Set[PieceOf], most: Limits) -> Lim
 
 
 def _refused(work: Work, nan: bool) -> str:
-    """The message about outcomes with NaN, or that do not fit the dtype of the output."""
+    """Returns the message about results that contain NaN or overflow the dtype of the output."""
     if nan and work.merge and work.merge.remedy:
         return f"{work.name}: {work.merge.remedy}"
     return (
@@ -452,9 +452,9 @@ def _refused(work: Work, nan: bool) -> str:
 
 
 def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str:
-    """The message about NaN and infinities, which lists every tensor that has any.
+    """Returns the message about NaN and infinities, which lists every tensor that contains any.
 
-    It also reads the inputs that no worker has reached yet, for 20 seconds at most.
+    It also reads the inputs that no worker has read yet, for at most 20 seconds.
     """
     tensors = [first]
     # Users want a complete list, but should not wait until hundreds of gigabytes are read for it.
@@ -470,16 +470,17 @@ def _all_nonfinite(works: Sequence[Work], first: Tensor, limit: int = 10) -> str
 
 
 def _largest(dtype: np.dtype) -> float:
-    """The largest finite number of a dtype."""
+    """Returns the largest finite number of a dtype."""
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).max)
 
 
 def _record(work: Work, sums: Mapping[str, np.ndarray | np.floating]) -> Record:
-    """The measurements of a tensor from sums over its entries.
+    """Computes the measurements of a tensor from sums over its entries.
 
-    `sums["gram"]` holds the inner products of the task vectors and, in the last place, the update.
+    `sums["gram"]` contains the inner products of the task vectors and, as the last entry, the
+    update.
     """
     lengths = np.sqrt(np.maximum(np.diag(sums["gram"]), 0))
     outer = np.outer(lengths, lengths)

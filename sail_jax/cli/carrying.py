@@ -1,4 +1,4 @@
-"""Carries out the operations of commands that write a checkpoint, and prints their results."""
+"""Executes the operations of commands that write a checkpoint, and prints their results."""
 
 import contextlib
 from argparse import Namespace
@@ -29,7 +29,7 @@ def tell_notes(done: "Result", shortened: Callable[[str], str] = str) -> None:
     """Prints the notes on an output.
 
     Args:
-      shortened: Shortens a note. Notes that are equal afterwards take one line.
+      shortened: Shortens a note. Notes that are equal afterwards are printed once.
     """
     for note in dict.fromkeys(map(shortened, done.notes)):
         say(fitted(f"note: {note}"))
@@ -45,7 +45,7 @@ def carry_out(
 
     Args:
       operation: Called with the options of the `run`.
-      told: Prints the result. For a part of an output one line is printed instead.
+      told: Prints the result. For a part of an output, one line is printed instead.
       inputs: Checkpoints for which programs are compiled quickly if they are small; None to compile
         as usual.
     """
@@ -97,7 +97,7 @@ def outcome(done: "Result", where: object = None, part: tuple[int, int] | None =
 
 
 def show_shares(part: tuple[int, int] | None, ready: "Ready[Any]") -> None:
-    """Prints what each part of an output reads and writes, if the command line asks for a part.
+    """Prints what each part of an output reads and writes, if a part is requested.
 
     Args:
       part: The requested part; None to print nothing.

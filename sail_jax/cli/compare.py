@@ -26,8 +26,8 @@ def run_pairs(args: Namespace) -> None:
       args: The arguments of `sail-jax inspect`.
 
     Raises:
-      ValueError: If an option is for one checkpoint only, or the checkpoints or the examples do not
-        fit together.
+      ValueError: If an option is for one checkpoint only, or the checkpoints or the examples are
+        incompatible.
     """
     from sail_jax.checkpoint import compare_checkpoints
     from sail_jax.checkpoint.operations import trying
@@ -149,7 +149,7 @@ def described(found: Any) -> dict[str, Any]:
 
 
 def _said(conflict: "Conflict", tasks: bool) -> dict[str, float]:
-    """Summarises a `Conflict`: its mean cosine over pairs and, for task vectors, sign conflict."""
+    """Summarises a `Conflict`: the mean cosine over pairs and, with a base, sign conflicts."""
     upper = np.triu_indices(len(conflict.norms), 1)
     about = {"cosine": float(np.mean(conflict.cosines[upper]))}
     return about | ({"sign conflict": float(conflict.sign_conflict)} if tasks else {})

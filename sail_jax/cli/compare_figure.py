@@ -1,4 +1,4 @@
-"""Draws the figure of `sail-jax inspect A B`: where models conflict, layer by layer."""
+"""Draws the figure of `sail-jax inspect A B`, which shows where models conflict, layer by layer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from sail_jax.drawing import style
 def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
     """Draws heat maps of similarity and conflict, with layers as columns and modules as rows.
 
-    The first shows the mean cosine between the models or, with a base, between their task vectors.
-    With a base, a second shows how often the signs of the task vectors conflict.
+    The first map shows the mean cosine between the models or, with a base, between their task
+    vectors. With a base, a second map shows how often the signs of the task vectors conflict.
 
     Args:
       groups: The groups of a record of `sail_jax.cli.compare`, one for each module of each layer.

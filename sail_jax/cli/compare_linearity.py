@@ -114,7 +114,7 @@ def _by_layer(
 ) -> tuple[int, dict[str, np.ndarray]]:
     """Counts the pairs or models, and averages each layer's measurements over them.
 
-    All use the same examples, so their standard errors are averaged, too.
+    All of them use the same examples, so their standard errors are averaged, too.
     """
     rows = [r for r in record["identities"] if (r["identity"], r["point"]) == (name, point)]
     count = len(rows) // len(record["layers"])
@@ -233,7 +233,7 @@ def draw(record: Mapping[str, Any]) -> Figure:
             ("cosine", "both sides", style.PALETTE[1], "-o"),
             ("baseline", "the models", style.INK, "--D"),
         ):
-            # Rounding alone leaves about 1e-7; a log axis cannot show 0.
+            # Rounding alone gives about 1e-7, and a log axis cannot show 0.
             y = np.maximum(1 - of[key], 1e-8)
             top.errorbar(x, y, of[f"{key} stderr"], fmt=ls, color=color, label=label, **look)
         top.set_yscale("log")
@@ -278,7 +278,7 @@ def _scored(record: Mapping[str, Any], top: Axes, low: Axes) -> tuple[list[Any],
         if not rows or (len(scales) > 1 and name == "plain"):
             continue
         look = {"fmt": f"-{'oDs^vP'[k]}", "color": style.PALETTE[k], "capsize": 2, "ms": 3.5}
-        # Along the layers or, with several scales, along the scales at the last layer (Figure 10).
+        # The axis is the layer or, with several scales, the scale at the last layer (Figure 10).
         key, along = ("scale", scales) if len(scales) > 1 else ("layer", layers)
         rows = [r for r in rows if key == "layer" or r["layer"] == layers[-1]]
         means = np.array(

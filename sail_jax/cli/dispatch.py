@@ -76,7 +76,7 @@ def _named(name: str, known: Mapping[str, Command]) -> Command:
 
 
 def _choose(name: str, about: str, inner: Mapping[str, Command], asked: bool) -> int:
-    """Lists the commands of a package, if asked to."""
+    """Lists the commands of a package, if requested."""
     if not asked:
         raise UsageError(f"expected a command: {', '.join(inner)}; see sail-jax {name} --help")
     show(f"usage: sail-jax {name} {{{','.join(inner)}}} ...\n\n{about}\n\n{_listed(inner)}")
@@ -84,7 +84,7 @@ def _choose(name: str, about: str, inner: Mapping[str, Command], asked: bool) ->
 
 
 def _pin_packages(own: bool) -> None:
-    """Imports the packages of this installation, or refuses other packages of the same names.
+    """Imports the packages of this installation, or rejects other packages with the same names.
 
     Python takes the first match: in the working directory for `python -m`, in PYTHONPATH, and in
     folders that are added for the user's functions.
@@ -119,7 +119,7 @@ def _pin_packages(own: bool) -> None:
 
 
 def _interrupted(argv: Sequence[str]) -> None:
-    """Prints that the command was interrupted and how to continue it, if the terminal exists."""
+    """Prints that the command was interrupted and how to continue it, if there is a terminal."""
     with contextlib.suppress(OSError):
         say("sail-jax: interrupted")
         if Parser.latest is not None and Parser.latest.takes("--resume"):
@@ -129,7 +129,7 @@ def _interrupted(argv: Sequence[str]) -> None:
 
 
 def _leave(argv: Sequence[str]) -> None:
-    """Ends the process at once, because XLA may still compute and a normal exit can then crash."""
+    """Exits at once, because XLA may still be computing and a normal exit could then crash."""
     try:
         _interrupted(argv)
     finally:  # it may interrupt a print
@@ -162,8 +162,7 @@ def _settle(leave: Callable[[], None]) -> None:
     reuse_freed_memory()
 
     def lost(what: "sys.UnraisableHookArgs") -> None:
-        """Handles an interrupt in a place that cannot raise: a finaliser or a callback of the
-        garbage collector (JAX has one)."""
+        """Handles an interrupt in a finaliser or a callback of the garbage collector."""
         leave() if what.exc_type is KeyboardInterrupt else sys.__unraisablehook__(what)
 
     sys.unraisablehook = lost
@@ -171,7 +170,7 @@ def _settle(leave: Callable[[], None]) -> None:
 
 
 def _reported(argv: Sequence[str], alone: bool) -> int:
-    """Runs a command, and prints an error that the user can fix as one line."""
+    """Runs a command, and prints errors that the user can fix as one line."""
     try:
         with spelled(flag):
             return _dispatch(argv, alone)
@@ -180,7 +179,7 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
     except (UsageError, StoreError) as exc:
         say(fitted(f"sail-jax: error: {exc}"))
         return exc.code
-    # The reader of our output has closed its end, as `head` does.
+    # The reader of the output has closed the pipe, as `head` does.
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,9 +1,9 @@
-"""Finds commands: a command is a module, and its name is the module's name.
+"""Finds commands. A command is a module, and has the module's name.
 
 A folder of commands is also a command, such as `lora`; its first argument selects one of them.
-The first line of a module's docstring is the description that `--help` prints. The docstring's
-first line that begins with "$ sail-jax" is the example at the end. Docstrings are read without an
-import, because starting one command must not import the others.
+The first line of a module's docstring is the description that `--help` prints. The first line that
+begins with "$ sail-jax" is the example at the end of the help. Docstrings are read without
+importing the module, because starting one command must not import the others.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Draws which tensors share which spaces, as a table of marks. Equal layers are drawn once."""
+"""Draws the tensors that share each space, as a table of marks. Equal layers are drawn once."""
 
 import itertools
 import re
@@ -45,7 +45,7 @@ class Band(NamedTuple):
 
     Attributes:
       heading: The heading; "" outside the layers.
-      repeats: How many layers are equal to this one, including itself.
+      repeats: The number of layers equal to this one, including itself.
       rows: The rows.
     """
 
@@ -59,8 +59,8 @@ class Layout(NamedTuple):
 
     Attributes:
       bands: The rows, under their headings.
-      spaces: The columns, in the order of their first mark. Each has a space's name, its label, and
-        the number of layers with a space like it.
+      spaces: The columns, in the order of their first mark. Each has the name of a space, its
+        label, and the number of layers with an equivalent space.
     """
 
     bands: tuple[Band, ...]
@@ -117,7 +117,7 @@ def _plain(path: str) -> str:
 
 
 def _numberless(name: str, number: str, mark: str) -> str:
-    """Replaces the last occurrence of a number in a name by a mark."""
+    """Replaces the last occurrence of a number in a name by a placeholder."""
     places = [match for match in re.finditer(r"\d+", name) if match[0] == number]
     return name[: places[-1].start()] + mark + name[places[-1].end() :] if places else name
 
@@ -146,7 +146,7 @@ def _layers(spec: Spec, shapes: Mapping[str, tuple[int, ...]]) -> tuple[list[_La
         plain = _plain(path)
         for match in re.finditer(r"\d+(?=[./_])", plain):
             numbered[plain[: match.start()]][match[0]].append(path)
-    # A layer has several modules. This excludes the numbers of a pair of norms.
+    # A layer has several modules, which excludes the numbers of a pair of norms.
     numbered = {
         prefix: members
         for prefix, members in numbered.items()
@@ -185,7 +185,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _signature(
     spec: Spec, shapes: Mapping[str, Any], paths: list[str], start: str, number: str
 ) -> Any:
-    """Returns what equal layers must share: names, shapes and axes, without the number."""
+    """Returns what equal layers share: names, shapes and axes, without the number."""
     private = _private(spec, paths)
     rows = []
     for path in paths:
@@ -293,7 +293,8 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
     Returns:
       The Matplotlib figure.
     """
-    # Imported here: `layout` is always printed and needs no Matplotlib, which imports slowly.
+    # Imported here because Matplotlib imports slowly, and `layout`, which is always printed, does
+    # not require it.
     from matplotlib.patches import Rectangle
 
     from sail_jax.drawing import style
@@ -305,7 +306,7 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
     left, right = 0.3 + 0.075 * longest, 2.1
     head, foot = 1.5, 0.55
     wide = max(0.5, min(0.62, 9 / max(1, len(columns)))) * max(1, len(columns))
-    # The legend and the title need some width.
+    # The legend and the title require some width.
     wide = max(wide, 4.5 - left)
     width, height = left + wide + right, head + 0.23 * n + foot
     fig, axes = style.figure(width=width, height=height)

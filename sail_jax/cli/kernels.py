@@ -12,16 +12,16 @@ from pathlib import Path
 
 from sail_jax import disk
 
-# XLA ends a process that passes unknown flags, so only tested versions get these flags.
-# Fusion emitters set up a compiler of their own for every program, however small; the first flag
-# turns them off. Parallel code generation splits a program into as many parts as there are
-# processors and repeats some work for each part; the second flag sets one part.
+# XLA aborts a process that passes unknown flags, so only tested versions get these flags. Fusion
+# emitters set up a separate compiler for every program, however small; the first flag disables
+# them. Parallel code generation splits a program into as many parts as there are processors and
+# repeats some work for each part; the second flag sets one part.
 SMALL_PROGRAMS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 TRIED = ("0.10.",)  # 0.12 rejects the first flag
 
-# For inputs up to this many bytes, optimised programs save less time than optimising them takes.
+# For inputs up to this many bytes, optimising programs takes more time than it saves.
 FEW = 1 << 20
-# How many folders of an input are searched.
+# The number of folders of an input that are searched.
 FOLDERS = 10_000
 
 # The largest size of the cache in bytes. A program has about 15 kB; the test suite has about 4,000.
@@ -29,10 +29,11 @@ MOST = 256 << 20
 
 
 def remember_kernels() -> None:
-    """Makes JAX keep compiled programs for the next command; small commands mostly compile.
+    """Makes JAX cache compiled programs for the next command, because small commands mostly
+    compile.
 
     Programs are kept in $XDG_CACHE_HOME/sail-jax/kernels (~/.cache without that variable), each for
-    one version of JAX and kind of processor. The folder holds at most `MOST` bytes. The function
+    one version of JAX and kind of processor. The folder contains at most `MOST` bytes. The function
     does nothing if JAX_COMPILATION_CACHE_DIR is set, or if the folder cannot be written.
     """
     import jax
@@ -40,11 +41,12 @@ def remember_kernels() -> None:
     from sail_jax import jax_internals
 
     kept = None if os.environ.get("JAX_COMPILATION_CACHE_DIR") else disk.cache("kernels", MOST)
-    # JAX's own cache truncates files when the process is killed or the disk is full, and needs
+    # JAX's own cache truncates files when the process is killed or the disk is full, and requires
     # another package to bound its size. This hook replaces the cache that JAX would create.
     if kept is not None and jax_internals.keep_programs(_Programs(kept)):
         jax.config.update("jax_compilation_cache_dir", str(kept.folder))
-        # By default JAX keeps only programs that took a second to compile: here, almost none.
+        # By default JAX caches only programs that took a second to compile, which are almost none
+        # here.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
@@ -66,7 +68,7 @@ class _Programs:
         return self._kept.get(f"{key}-{self._kind}")
 
     def put(self, key: str, value: bytes) -> None:
-        """Keeps a program."""
+        """Stores a program."""
         self._kept.put(f"{key}-{self._kind}", value)
 
 
@@ -75,7 +77,7 @@ def _small_programs() -> str:
 
 
 def quick_flags() -> str:
-    """Returns the XLA flags with which a process never optimises its programs."""
+    """Returns the XLA flags that disable optimisation in a process."""
     unoptimised = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     return f"{unoptimised} {_small_programs()}"
 
@@ -85,8 +87,8 @@ def compiled_quickly() -> Iterator[None]:
     """Makes JAX compile without optimisation during the block, on a CPU.
 
     Use it for commands that run most of their programs once. Compilation then takes about half the
-    time, and the programs lose less than that. XLA reads its flags when JAX first computes, so the
-    block must begin before that. Flags that the user has set stay.
+    time, and the programs slow down by less than that. XLA reads its flags when JAX first computes,
+    so the block must begin earlier. Flags that the user has set are kept.
 
     Yields:
       Nothing.
@@ -131,7 +133,7 @@ def compiled_for(inputs: Iterable[str | Path], *, offline: bool = False) -> Iter
 
     Args:
       inputs: Files, folders of files, and models on the Hub, which are downloaded if necessary. An
-        input that cannot be read counts as 0 bytes; opening it raises the error.
+        input that cannot be read counts as 0 bytes; opening it later raises the error.
       offline: Whether downloads from the Hub are disabled.
 
     Yields:
@@ -156,6 +158,6 @@ def _files(path: str | Path, offline: bool) -> Iterator[str | Path]:
     if not os.path.isdir(path):
         yield path
         return
-    # No checkpoint has so many. The user gave something else, such as "/".
+    # No checkpoint has this many folders, so the user passed something else, such as "/".
     for folder, _, names in itertools.islice(os.walk(path), FOLDERS):
         yield from (Path(folder, name) for name in names)

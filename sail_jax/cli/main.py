@@ -19,8 +19,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit code: 0 for success, 1 if a claim or a run failed or an output could not be written,
       2 for bad usage, 130 if interrupted.
     """
-    # Nothing slow is imported above. A signal during the import of a module ends in a traceback,
-    # or worse.
+    # Nothing slow is imported above, because a signal during the import of a module ends in a
+    # traceback, or worse.
     if argv is None:
         stopping.leave_on_signals()
     from sail_jax.cli.dispatch import run

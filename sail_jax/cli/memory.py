@@ -16,24 +16,24 @@ KEPT = 2 * LARGEST_REUSED
 def collect_rarely() -> None:
     """Makes the garbage collector run less often than by default.
 
-    Imports and traces make many objects and little garbage. One collection takes a tenth of a
-    second. A merge makes about 250,000 objects.
+    Imports and traces create many objects but little garbage, and one collection takes a tenth of a
+    second. A merge creates about 250,000 objects.
     """
     gc.set_threshold(1_000_000, 50, 100)
-    # Nor at the exit, which collects twice.
+    # This also avoids the two collections at exit.
     atexit.register(gc.freeze)
 
 
 def reuse_freed_memory() -> None:
     """Makes glibc keep freed blocks and reuse them for the next allocations.
 
-    XLA allocates every result anew, in blocks of some MB. By default glibc takes such blocks from
-    the system and returns them, so each block consists of fresh pages. This ends by chance, when a
-    block of 32 MB is freed: glibc then raises its thresholds. Setting them at the start saves two
+    XLA allocates a new block of some MB for every result. By default glibc takes such blocks from
+    the system and returns them, so each block consists of fresh pages. This ends when a block of 32
+    MB happens to be freed: glibc then raises its thresholds. Setting them at the start saves two
     thirds of the page faults of a linear merge and 8 % of its CPU time. Lower thresholds are worse
-    than the defaults, since glibc no longer adjusts them: 16 MB made TIES take 1.7 times as long.
+    than the defaults, because glibc no longer adjusts them: 16 MB made TIES take 1.7 times as long.
 
-    The function does nothing where the C library lacks these options (macOS, musl), or where the
+    The function does nothing if the C library does not have these options (macOS, musl), or if the
     user has set some in the environment.
     """
     own = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)

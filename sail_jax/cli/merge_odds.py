@@ -2,8 +2,8 @@
 
 The merges come from the study `merge_prediction`. They are grouped in bands of 1 - the mean cosine
 of the models' weights. The study measures several predictors without running a network. This one
-was within its error of the best, and it works without a base. The networks are small. The tasks are
-of two kinds, which are counted apart since they differ more than the bands do.
+was within its error of the best, and it requires no base. The networks are small. There are two
+kinds of tasks, which are counted separately because they differ more than the bands do.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ UNRELATED = 0.1  # models with a smaller cosine of weights share no ancestor in 
 class Band(NamedTuple):
     """Counts of merges in one band of 1 - mean cosine of weights.
 
-    A band begins where the one before it ends. Every count is given for each family of tasks.
+    A band begins where the previous one ends. Every count is given for each family of tasks.
 
     Attributes:
       below: The upper edge of the band.
       merges: The number of merges.
-      averaging: How many of them kept 90 % of the experts' accuracy when averaged.
+      averaging: The number of merges by averaging that kept 90 % of the experts' accuracy.
       task_arithmetic: The same for task arithmetic.
       ties: The same for TIES.
     """

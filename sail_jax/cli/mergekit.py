@@ -1,6 +1,6 @@
-"""The options of `mergekit-yaml`: the effect of each in `sail-jax merge`, or why it is ignored.
+"""Maps the options of `mergekit-yaml` to `sail-jax merge`, or explains why they are ignored.
 
-A command line from a mergekit tutorial runs unchanged. The table `OPTIONS` has a row for each
+A command line from a mergekit tutorial runs unchanged. The table `OPTIONS` contains a row for each
 option: the argument that it sets, or the note that is printed.
 """
 
@@ -23,7 +23,8 @@ class Answer(NamedTuple):
     """The effect of an option.
 
     Attributes:
-      sets: The argument that it sets, and its value; `...` stands for the given value.
+      sets: The argument that it sets, and its value; `...` stands for the value on the command
+        line.
       note: The line to print; "" for none.
       refused: The reason for refusing it; "" if it is accepted.
     """
@@ -37,7 +38,7 @@ class Option(NamedTuple):
     """An option of `mergekit-yaml`.
 
     Attributes:
-      flags: Its spellings.
+      flags: Its names.
       help: Its effect here.
       given: The effect of the option.
       without: The effect of its counterpart `--no-...`; None if there is none.
@@ -54,9 +55,10 @@ class Option(NamedTuple):
 
 
 def _parameters(text: str) -> int:
-    """Parses a whole number with k, m or b for thousands; 0 returns a limit that no file reaches.
+    """Parses a whole number with k, m or b as its unit; 0 returns a limit that no file reaches.
 
-    mergekit's help calls the unit parameters, but its writer counts bytes. So does this function.
+    According to mergekit's help the unit is parameters, but its writer counts bytes, as this
+    function does.
 
     >>> _parameters("1B"), _parameters("500m"), _parameters("20000")
     (1000000000, 500000000, 20000)
@@ -78,12 +80,12 @@ _WRITES = "each of --threads writes its tensors while others are read"
 
 
 def _pair(name: str, help: str, given: Answer = _DONE, without: Answer = _DONE) -> Option:
-    """A flag, and its counterpart `--no-...`."""
+    """Makes the names of a flag and its counterpart `--no-...`."""
     return Option((f"--{name}",), help, given, without)
 
 
 def _switch(name: str, help: str) -> Option:
-    """A pair of flags that sets the argument of its name."""
+    """Makes a pair of flags that sets the argument with its name."""
     argument = name.replace("-", "_")
     return _pair(name, help, Answer((argument, True)), Answer((argument, False)))
 
@@ -91,16 +93,16 @@ def _switch(name: str, help: str) -> Option:
 def _value(
     flags: str, argument: str, help: str, type: Callable[[str], Any] = str, metavar: str = "N"
 ) -> Option:
-    """An option that sets an argument to its value."""
+    """Makes an option that sets an argument to its value."""
     return Option(tuple(flags.split()), help, Answer((argument, ...)), None, type, metavar)
 
 
 def _idle(
     flag: str, why: str, type: Callable[[str], Any] | None = None, metavar: str | None = None
 ) -> Option:
-    """An option without effect here, with the reason."""
+    """Makes an option without effect here, with the reason."""
     note = Answer(note=f"has no effect: {why}")
-    # A flag with two dashes has a counterpart, which asks for the default behaviour.
+    # A flag with two dashes has a counterpart, which requests the default behaviour.
     without = _DONE if type is None and flag.startswith("--") else None
     return Option((flag,), f"no effect: {why}", note, without, type, metavar)
 
@@ -223,7 +225,7 @@ def add_options(parser: Parser) -> None:
     """Adds the options of `mergekit-yaml` to a command's options.
 
     Args:
-      parser: The parser of the command. Its existing flags stay.
+      parser: The parser of the command, whose existing flags are kept.
     """
     parser.set_defaults(
         answers={}, allow_crimes=False, random_seed=None, device=None, hub_cache=None,
@@ -259,7 +261,7 @@ def answering(
             run(args)
             return
         before = os.environ.get("HF_HUB_CACHE")
-        # huggingface_hub reads the variable when it is first imported, which is later.
+        # huggingface_hub reads the variable when it is first imported, which happens later.
         os.environ["HF_HUB_CACHE"] = args.hub_cache
         try:
             run(args)

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class UsageError(Exception):
-    """The command line contains something that does not exist or does not fit."""
+    """Raised if the command line contains something unknown or invalid."""
 
     code = 2
 
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
       **options: Options of `argparse.ArgumentParser`.
 
     Attributes:
-      latest: The parser that last read arguments (of the running command); None before.
+      latest: The last parser that read arguments (of the running command); None before.
     """
 
     latest: "ClassVar[Parser | None]" = None
@@ -73,10 +73,10 @@ class Parser(argparse.ArgumentParser):
           The values of the arguments by name.
 
         Raises:
-          UsageError: If an argument or an option is unknown or missing, or a value does not fit.
+          UsageError: If an argument or an option is unknown or missing, or a value is invalid.
         """
         Parser.latest = self
-        # Options may stand between the input and the output.
+        # Options may come between the input and the output.
         args, unknown = self.parse_known_intermixed_args(argv)
         if not unknown:
             return args
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def flag(name: str, value: str) -> str:
-    """Spells an argument of a Python function as an option of the command line.
+    """Formats an argument of a Python function as an option of the command line.
 
     Args:
       name: The name of the argument.
@@ -116,14 +116,14 @@ def on_inputs(
     run: Callable[[argparse.Namespace], None],
     least: int = 0,
 ) -> Callable[[Parser, Sequence[str]], int]:
-    """Makes the `main` of a command that raises ValueErrors only for wrong input of the user.
+    """Makes the `main` of a command that raises ValueErrors only for invalid user input.
 
     A ValueError becomes a `UsageError`. A `StoreError` passes unchanged.
 
     Args:
       add_arguments: Adds the command's arguments to the parser.
       run: Runs the command on the arguments.
-      least: Bytes that the command takes before it can refuse a limit. A lower `max_memory` is
+      least: Bytes that the command requires before it can check a limit. A lower `max_memory` is
         refused at once.
 
     Returns:
@@ -153,7 +153,7 @@ def on_inputs(
 def reader(
     parse: Callable[[str], T], holds: Callable[[T], bool], expected: str
 ) -> Callable[[str], T]:
-    """Makes the reader of an option's value.
+    """Makes the function that parses an option's value.
 
     Args:
       parse: Converts the text; raises a ValueError if it cannot.
@@ -248,7 +248,7 @@ def entry(text: str) -> tuple[str, object]:
 def function(text: str) -> Callable[..., Any]:
     """Imports the function in MODULE:FUNCTION.
 
-    Importing runs the module. It may lie in the working directory, as for `python -m`.
+    Importing runs the module, which may be in the working directory, as for `python -m`.
 
     Args:
       text: The module and the name in it.
@@ -367,8 +367,7 @@ def add_tables(parser: Parser, checkpoint: str) -> None:
 def add_certify(parser: Parser) -> None:
     """Adds --certify and --no-certify: whether and how to compare outputs before and after.
 
-    --certify MODULE:FUNCTION runs code. It is accepted only on the command line, never from a file
-    that is read.
+    --certify MODULE:FUNCTION runs code. It is accepted only on the command line, never from a file.
     """
     add = parser.add_argument
     add(
@@ -519,10 +518,10 @@ def add_params(parser: Parser) -> None:
 
 
 def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "RunOptions":
-    """Makes the `RunOptions` of a command line. The options have the names of its fields.
+    """Makes the `RunOptions` of a command line, whose options have the names of its fields.
 
     Args:
-      progress: The display of progress; None for none.
+      progress: The progress display; None for none.
 
     Returns:
       The options of the run.
@@ -537,7 +536,7 @@ def run_options(args: argparse.Namespace, progress: Meter | None = None) -> "Run
 
 
 def arguments(args: argparse.Namespace, *own: str) -> dict[str, Any]:
-    """Collects the arguments for a command's Python function. Options have the arguments' names.
+    """Collects the arguments for a command's Python function, which are the names of its options.
 
     Args:
       *own: Options that only the command itself uses. --quiet is one of them.

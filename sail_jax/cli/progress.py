@@ -1,6 +1,6 @@
-"""Writes to the terminal: progress and errors on stderr, results on stdout.
+"""Writes to the terminal: progress and errors to stderr, results to stdout.
 
-All text is escaped, since names in files may contain control sequences.
+All text is escaped, because names in files may contain control sequences.
 """
 
 import re
@@ -62,12 +62,12 @@ def fitted(message: str, longest: int = LONGEST) -> str:
 
 
 def _lines(text: str) -> str:
-    """Escapes a text line by line. Line breaks stay."""
+    """Escapes a text line by line, keeping line breaks."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 class Meter:
-    """Shows the progress of long work: a live bar in a terminal, elsewhere some lines.
+    """Shows the progress of long work: a live bar in a terminal, otherwise some lines.
 
     Use it in a `with` statement, which removes the live bar at the end.
 
@@ -111,7 +111,7 @@ class Meter:
             say(f"  {done / total:4.0%} of {whole}  {fitted(what, 70)}")
 
     def tell(self, what: str, detail: str) -> None:
-        """Shows work without a count.
+        """Shows the current step of work without a count.
 
         Args:
           what: The current step. Without a terminal, a line is printed when it changes.

@@ -16,7 +16,8 @@ def admit(file: Path | None, schema: str) -> None:
     """Checks that a record can be written, before it is computed.
 
     Args:
-      file: The path, which may only hold an earlier record of this kind; None to write nothing.
+      file: The path, which must not exist or contain an earlier record of this kind; None to write
+        nothing.
       schema: The value of the record's entry "schema".
     """
     if file is not None:

@@ -1,6 +1,6 @@
 """Stops a command on a signal: at its next safe point, and soon."""
 
-# `main` imports this before signals are handled, so slow imports stand in the functions below.
+# `main` imports this module before signals are handled, so slow imports are in the functions below.
 import os
 import signal
 from collections.abc import Callable
@@ -13,11 +13,11 @@ GRACE = 5.0
 
 
 def leave_on_signals() -> None:
-    """Makes each of SIGNALS end the process at once with code 130, before any work has begun.
+    """Makes each of SIGNALS end the process at once with code 130, before any work begins.
 
     Call it in the main thread, first of all. Only Python's start and the import of `sail_jax` and
     this module (some 7 ms) come before it; Python's defaults handle signals during that time.
-    Ignored signals stay ignored, as `nohup` needs.
+    Ignored signals stay ignored, as `nohup` requires.
     """
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -35,7 +35,7 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
     Call it in the main thread. Ignored signals stay ignored.
 
     Python cannot raise in the main thread during a compilation or a computation, or while it waits
-    for other threads that compute. Therefore `leave` is called GRACE seconds after the first
+    for other threads that compute. `leave` is therefore called GRACE seconds after the first
     signal, or at the second one. It is called at once while the main thread imports a module,
     because interrupted imports of compiled modules crash the process. If other code handles signals
     meanwhile, such as a training run that must store its steps, `leave` is not called. That code
@@ -60,14 +60,14 @@ def stop_on_signals(leave: Callable[[], None]) -> None:
         told = True
         raise KeyboardInterrupt
 
-    # Python writes each signal's number here at once, even while no handler can run.
+    # Python immediately writes the number of each signal here, even while no handler can run.
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     handled = _handle(stop)
 
     def watch() -> None:
-        """Runs when a signal arrives, regardless of the main thread's state."""
+        """Handles a signal when it arrives, regardless of the state of the main thread."""
         with theirs:  # stays open while a second signal may come
             while not set(ours.recv(1)) & set(handled):
                 pass

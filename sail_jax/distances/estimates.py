@@ -35,7 +35,7 @@ def samples(
       least: The smallest allowed number of points.
 
     Returns:
-      Both samples, in one dtype: float32, or float64 where one has it.
+      Both samples, in one dtype: float32, or float64 if one of them is float64.
 
     Raises:
       ValueError: For another number of axes, empty samples, too few points, values that are not
@@ -52,7 +52,7 @@ def host_samples(
 ) -> tuple[Float[np.ndarray, "m dim"], Float[np.ndarray, "n dim"]]:
     """Checks two samples and returns them as NumPy arrays in float64.
 
-    `x` has points `[m, dim]`, finite real numbers. `y` has points `[n, dim]`, likewise. Raises a
+    `x` contains points `[m, dim]`, finite real numbers, and `y` points `[n, dim]`. Raises a
     ValueError as `samples` does, and a TypeError as `samples` does and for traced arrays.
     """
     for name, value in (("x", x), ("y", y)):

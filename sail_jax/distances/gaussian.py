@@ -18,7 +18,7 @@ def total_variation_gaussian(
 
     For N(m, S) and N(m + gap, S) it is 2 Phi(D/2) - 1, where D = sqrt(gap^T S^-1 gap) is the
     Mahalanobis length of the gap. SAIL's D/2 (Lemma 2) is an upper bound (Pinsker), which exceeds 1
-    from D = 2 on.
+    for D > 2.
 
     Args:
       gap: Difference of the means, `[..., dim]`.
@@ -28,7 +28,7 @@ def total_variation_gaussian(
       The distance in [0, 1], `[...]`. Its gradient is 0 at equal means.
 
     Raises:
-      ValueError: For shapes that do not fit, for a covariance that is not symmetric and positive
+      ValueError: For inconsistent shapes, for a covariance that is not symmetric and positive
         definite, and for values that are not finite.
       TypeError: For complex numbers.
 
@@ -49,7 +49,7 @@ def total_variation_gaussian(
 def gaussian_separation(total_variation: Float[ArrayLike, "*batch"]) -> Float[Array, "*batch"]:
     """Computes the Mahalanobis length at which Gaussians have a given total variation distance.
 
-    It is 2 Phi^-1((1 + TV)/2), the inverse of `total_variation_gaussian`. SAIL's Theorem 3 needs
+    It is 2 Phi^-1((1 + TV)/2), the inverse of `total_variation_gaussian`. SAIL's Theorem 3 requires
     squared Mahalanobis lengths instead of TV^2. The condition number grows as TV approaches 1,
     where the length is infinite.
 

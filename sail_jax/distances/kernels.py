@@ -21,7 +21,7 @@ from sail_jax.distances.estimates import Distance, samples
 Kernel = Callable[[Float[Array, "dim"], Float[Array, "dim"]], Float[Array, ""]]
 Estimator = Literal["quadratic", "linear", "features"]
 
-# The number of rows of the kernel matrix that are held at once.
+# The number of rows of the kernel matrix that are in memory at once.
 BLOCK = 128
 # The number of points that represent all in the median of distances.
 SOME = 1024
@@ -45,12 +45,13 @@ def mmd(
 
     There are three estimators, each with its own standard error:
 
-    - "quadratic" uses all pairs, O((m + n)^2), and needs m, n >= 3. Its standard error is the
+    - "quadratic" uses all pairs, O((m + n)^2), and requires m, n >= 3. Its standard error is the
       jackknife over the points of both samples. It is conservative: sqrt(2) too large for equal
       distributions, exact to first order otherwise.
-    - "linear" uses disjoint pairs (x_1, x_2), (y_1, y_2), O(n), and needs m = n >= 4. The last of
-      an odd number of points is ignored. Its standard error is the standard deviation over pairs.
-    - "features" uses random Fourier features, O((m + n) features), and needs m, n >= 3. It is
+    - "linear" uses disjoint pairs (x_1, x_2), (y_1, y_2), O(n), and requires m = n >= 4. The last
+      of an odd number of points is ignored. Its standard error is the standard deviation over
+      pairs.
+    - "features" uses random Fourier features, O((m + n) features), and requires m, n >= 3. It is
       unbiased over both points and frequencies. Its standard error adds the jackknife over points
       and the spread over frequencies, which is too large.
 
@@ -71,7 +72,7 @@ def mmd(
       The estimate and its standard error, as JAX scalars.
 
     Raises:
-      ValueError: For samples that do not fit (see above), another `estimator` or `bandwidth`, a
+      ValueError: For invalid samples (see above), another `estimator` or `bandwidth`, a
         kernel that is not positive semi-definite or is given together with a bandwidth or
         "features", "features" without a key, and a median distance of 0.
       TypeError: For samples that are not real numbers.
@@ -119,7 +120,7 @@ def energy(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) -> Distan
       The estimate and its standard error (as in `mmd` with "quadratic"), as JAX scalars.
 
     Raises:
-      ValueError: For samples that do not fit.
+      ValueError: For invalid samples.
       TypeError: For samples that are not real numbers.
 
     References:
@@ -146,14 +147,14 @@ def median_distance(x: Float[ArrayLike, "m dim"], y: Float[ArrayLike, "n dim"]) 
 
     Raises:
       ValueError: If it is 0, for example because at least half of the pairs coincide; and for
-        samples that do not fit.
+        invalid samples.
       TypeError: For samples that are not real numbers.
 
     >>> float(median_distance(np.array([[0.0], [1.0]]), np.array([[3.0]])))  # of 1, 2 and 3
     2.0
     """
     z = jnp.concatenate(samples(x, y, 1))
-    # The median needs all pairs at once, which is affordable for this many points.
+    # The median requires all pairs at once, which is affordable for this many points.
     z = lax.stop_gradient(z[:: math.ceil(len(z) / SOME)])
     i, j = np.triu_indices(len(z), 1)
     median = _median(z, i, j)
@@ -217,7 +218,7 @@ def _quadratic(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
     m, z = len(x), jnp.concatenate([x, y])
     index = jnp.arange(len(z))
 
-    # Without this the gradient would store the kernel matrix and every difference of points.
+    # Otherwise the gradient would store the kernel matrix and every difference of points.
     @jax.checkpoint
     def sums(i: Array, point: Array) -> tuple[Array, Array]:
         row = jax.vmap(lambda other: kernel(point, other, *args))(z)
@@ -230,7 +231,7 @@ def _quadratic(kernel: Callable, args: tuple, x: Array, y: Array) -> Distance:
 
 
 def _two_sample(within_x: Array, across_x: Array, within_y: Array, across_y: Array) -> Distance:
-    """The U-statistic with its jackknife error.
+    """Computes the U-statistic with its jackknife error.
 
     The arguments are the sums of the kernel from each point over the other points of either sample.
     """
@@ -239,7 +240,7 @@ def _two_sample(within_x: Array, across_x: Array, within_y: Array, across_y: Arr
     value = within_x.mean() / (m - 1) + within_y.mean() / (n - 1) - 2 * across_x.mean() / n
 
     def spread(within: Array, across: Array, m: int, n: int) -> Array:
-        # The effect of leaving out a point, minus its mean over the points.
+        # The effect of omitting a point, minus its mean over the points.
         change = (within - within.mean()) / (m - 2) - (across - across.mean()) / n
         return 4 / (m * (m - 1)) * jnp.sum(change**2)
 

@@ -2,7 +2,7 @@
 
 Samples are arrays `[n, dim]`, one point per row, each of weight 1/n. All results are exact for the
 given samples. Samples represent their distributions only roughly: in many dimensions, two samples
-of ONE distribution have distances far from 0.
+of the SAME distribution have distances far from 0.
 """
 
 import math
@@ -109,7 +109,7 @@ def dudley(x: ArrayLike, y: ArrayLike, *, norm: float = 2) -> Dudley:
     while cost[pairs].mean() < bound - 1e-12:
         matched.append(distance[pairs])
         lipschitz, below = _peak(np.stack(matched))
-        # The cut did not lower the bound, which is as accurate as rounding allows.
+        # The cut did not lower the bound, which is then as accurate as rounding allows.
         if below >= bound:
             break
         bound = below
@@ -149,7 +149,7 @@ def _match(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _peak(matched: Float[np.ndarray, "cuts n"]) -> tuple[float, float]:
     """Maximises the minimum over cuts of mean min(L d, 2 (1 - L)) over L in [0, 1]."""
     low, high = 0.0, 1.0
-    # Bisection continues to the last bit, since L is about 1/d for points that are far apart.
+    # Bisection continues to the last bit, because L is about 1/d for points that are far apart.
     while low < (L := (low + high) / 2) < high:
         rising = L * matched < 2 * (1 - L)
         lowest = np.where(rising, L * matched, 2 * (1 - L)).mean(1).argmin()
@@ -179,7 +179,8 @@ def _potentials(
         h = shorter
     h_x, h_y = h + paid, np.empty_like(h)
     h_y[pairs[1]] = h
-    # The infimum extension is as Lipschitz as the cost on both samples, and loses nothing.
+    # The infimum extension has the same Lipschitz constant as the cost on both samples, and loses
+    # nothing.
     h_x, h_y = (cost + h_y).min(1), h_y
     centre = (max(h_x.max(), h_y.max()) + min(h_x.min(), h_y.min())) / 2
     return h_x - centre, h_y - centre

@@ -81,7 +81,7 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> tuple[float, np.ndarray, np
     """Computes the value and its derivatives by p and q."""
     middle = (p + q) / 2
 
-    def slope(r: np.ndarray) -> np.ndarray:  # 0 if r is 0: no sequence of its stream has it
+    def slope(r: np.ndarray) -> np.ndarray:  # 0 if r is 0: no sequence contains it
         return 0.5 * np.log(np.where(r > 0, r, middle) / middle)
 
     by_p, by_q = slope(p), slope(q)
@@ -112,7 +112,7 @@ Indexed = tuple[
 
 
 def _indexed(x: Tokens, y: Tokens, n: int) -> tuple[Indexed, Indexed, np.ndarray]:
-    """Returns the index and the sequence of each n-gram in either stream; all distinct n-grams."""
+    """Returns the index and the sequence of each n-gram in a stream, and the distinct n-grams."""
     integer("n", n)
     a, of_a = _windows("x", x, n)
     b, of_b = _windows("y", y, n)

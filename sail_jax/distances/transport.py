@@ -43,8 +43,7 @@ def wasserstein(
       The distance and its standard error, as floats.
 
     Raises:
-      ValueError: For another p, samples and weights that do not fit, and values that are not
-        finite.
+      ValueError: For another p, invalid samples or weights, and values that are not finite.
       TypeError: For values that are not real numbers, or are traced.
 
     >>> wasserstein(np.array([0.0, 1.0]), np.array([5.0, 6.0, 7.0]), p=1).value
@@ -60,7 +59,7 @@ def wasserstein(
     to_a, to_b = np.cumsum(u), np.cumsum(v)
     levels = np.unique(np.concatenate([to_a[:-1], to_b[:-1], [0.0]]))
     levels = levels[levels < 1]
-    # The last cumulative weight is excluded, since rounding may leave it below 1.
+    # The last cumulative weight is excluded, because rounding may leave it below 1.
     i = np.minimum(np.searchsorted(to_a[:-1], levels, "right"), len(a) - 1)
     j = np.minimum(np.searchsorted(to_b[:-1], levels, "right"), len(b) - 1)
     cost = np.abs(a[i] - b[j]) ** p
@@ -100,7 +99,7 @@ def sliced_wasserstein(
       The distance and its standard error, as JAX scalars.
 
     Raises:
-      ValueError: For another p or number of projections, and samples that do not fit.
+      ValueError: For another p or number of projections, and invalid samples.
       TypeError: For samples that are not real numbers.
 
     References:

@@ -23,7 +23,7 @@ def total_variation_histogram(
 
     It is half the sum of |share of x - share of y| over the cells of a grid. Two biases have
     opposite signs. Cells merge points, which lowers the value. Random differences between cells
-    count as distance, which raises it (to 1 if every point has a separate cell).
+    raise it (to 1 if every point has a separate cell).
 
     The standard error is multinomial, for the set of cells in which x has the larger share, treated
     as fixed. For equal distributions it is too large.
@@ -38,7 +38,7 @@ def total_variation_histogram(
       The distance in [0, 1] and its standard error, as floats.
 
     Raises:
-      ValueError: For bins that do not fit, and samples that do not fit or are not finite.
+      ValueError: For invalid bins, and samples that are invalid or not finite.
       TypeError: For values that are not real numbers, or are traced.
 
     >>> total_variation_histogram(np.array([[0.0], [1.0]]), np.ones((2, 1)), bins=2).value
@@ -88,8 +88,8 @@ def total_variation_classifier(
     The value is the share of held-out points of x that a classifier calls "x", minus the same share
     for y. The best classifier ("x" where its density is larger) attains the total variation
     distance, and any other stays below it. The only bias is therefore downwards, by the regret of
-    the classifier, in any number of dimensions. Each fold of the data is judged by a classifier
-    that was fitted to the other folds. By chance the value may be slightly negative.
+    the classifier, in any number of dimensions. Each fold of the data is classified by a classifier
+    that was fitted to the other folds. The value may be slightly negative by chance.
 
     The standard error is binomial over held-out points. It treats the classifiers of all folds as
     one fixed classifier.
@@ -108,8 +108,8 @@ def total_variation_classifier(
       The estimate and its standard error, as floats.
 
     Raises:
-      ValueError: For fewer than 2 folds; samples that are smaller than 2 folds, do not fit or are
-        not finite; and a `fit` with classifiers that do not return one bool per point.
+      ValueError: For fewer than 2 folds; samples that are smaller than 2 folds, invalid or not
+        finite; and a `fit` whose classifiers do not return one bool per point.
       TypeError: For values that are not real numbers, or are traced.
 
     >>> fit = lambda points, is_x: lambda new: new[:, 0] < 0.5  # a classifier that learns nothing

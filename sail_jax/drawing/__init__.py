@@ -1,1 +1,1 @@
-"""The look of figures and pages."""
+"""The style of figures and pages."""

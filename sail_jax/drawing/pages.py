@@ -15,7 +15,7 @@ HIDDEN = re.compile(
 
 
 class Section(NamedTuple):
-    """One question of a page, with its answer and the computed material.
+    """One question of a page, with its answer and the supporting figures and tables.
 
     Attributes:
       heading: Its title.
@@ -23,12 +23,12 @@ class Section(NamedTuple):
       answer: The computed answer.
       pictures: Pairs of an alternative text and a PNG or SVG.
       tables: Rows of cells; the first row of each table is its header. A table of more than
-        `FOLDED` rows is folded away.
-      details: The settings and versions of the run, by name. They are folded away.
+        `FOLDED` rows is collapsed.
+      details: The settings and versions of the run, by name. They are collapsed.
       about: The subject of the section, in a sentence for a newcomer.
       more: The command that shows more of it.
-      verdict: The answer in one or two sentences. It comes first, and the answer is then folded
-        away with the tables.
+      verdict: The answer in one or two sentences. It comes first, and the answer is then collapsed
+        with the tables.
     """
 
     heading: str
@@ -53,7 +53,7 @@ def page(title: str, sections: Sequence[Section], about: Mapping[str, str]) -> s
       title: The title of the document.
       sections: One for each question. A page with more than 3 sections begins with a list of their
         headings, with the verdict or the question of each.
-      about: Names and values that the foot of the page shows.
+      about: Names and values for the footer of the page.
 
     Returns:
       The whole HTML document.
@@ -131,7 +131,7 @@ def _base64(data: bytes) -> str:
 
 
 def _kind(image: bytes) -> str:
-    """The kind of a picture, as a page's links name it."""
+    """Returns the media type of a picture."""
     return "svg+xml" if image.lstrip().startswith(b"<") else "png"
 
 

@@ -1,4 +1,4 @@
-"""A common style for all figures, with a palette that is safe for colour blindness."""
+"""The common style of all figures, with a palette that is safe for colour blindness."""
 
 import io
 import math
@@ -32,7 +32,7 @@ NOTHING = "#C4C4C4"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
 
 DPI = 150
-# The largest number of pixels of a picture: along one side (Agg's limit is 65,535), and in total.
+# The largest number of pixels of a figure: along one side (Agg's limit is 65,535), and in total.
 SIDE, AREA = 50_000, 100_000_000
 
 
@@ -108,15 +108,15 @@ def logarithmic(ax: Axes, *which: str) -> None:
 def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
     """Draws a matrix as a heat map, with a colour bar.
 
-    The bar has a pointed end if values lie beyond it. These values have the colour of that end.
+    The bar has a pointed end if there are values beyond it, which have the colour of that end.
 
     Args:
       ax: The axes to draw on.
       values: An array of shape `[y, x]`.
       label: The name of the colour bar. None draws no bar, for maps that share another map's bar.
       options: `x=` and `y=` are the coordinates of columns and rows, their indices by default.
-        `also=` has the values of other maps that share the bar. Others go to `pcolormesh`; `cmap`
-        is `SEQUENTIAL` by default.
+        `also=` contains the values of other maps that share the bar. Other options are passed to
+        `pcolormesh`; `cmap` is `SEQUENTIAL` by default.
 
     Returns:
       The mesh from `pcolormesh`.
@@ -179,7 +179,7 @@ def png(fig: Figure) -> bytes:
     fig.set_dpi(fits * DPI)
     _read_mathematics(fig)
     with warnings.catch_warnings():
-        # Names may use any script; a box replaces characters that the font lacks.
+        # Names may use any script; a box replaces characters that are missing in the font.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
@@ -193,8 +193,8 @@ _THEME = {"ink": ("#222221", INK, "#E6E9EE"), "grid": ("#E4E4E3", GRID, "#323A45
 def svg(fig: Figure) -> bytes:
     """Renders a figure as SVG without a background, for pages with a light and a dark theme.
 
-    Text, and lines in black or `INK`, become light on a dark page. A map of colours keeps its
-    colours, and so do lines and text on it.
+    Text, and lines in black or `INK`, become light on a dark page. A heat map keeps its colours,
+    and so do lines and text on it.
 
     Args:
       fig: The figure. Its colours are changed.
@@ -244,7 +244,7 @@ def _inked(artists: list[Artist]) -> None:
 
 
 def _read_mathematics(fig: Figure) -> None:
-    """Turns mathematics off for texts that Matplotlib cannot parse."""
+    """Disables mathematics for texts that Matplotlib cannot parse."""
     for text in fig.findobj(Text):
         if isinstance(text, Text) and not _is_mathematics(text.get_text()):
             text.set_parse_math(False)

@@ -26,7 +26,7 @@ def permute(index: ArrayLike) -> SpaceMap:
       The map of n units to n units.
 
     Raises:
-      TypeError: If `index` does not hold integers.
+      TypeError: If `index` does not contain integers.
       ValueError: If `index` is not a vector, or not a permutation (not checked under tracing).
 
     >>> permute(jnp.array([2, 0, 1])).index.tolist()
@@ -49,9 +49,9 @@ def widen(old: int, new: int, *, key: PRNGKeyArray | None = None, even: bool = F
         \mathrm{write}_{ji} = [i = g(j)],
         \qquad \mathrm{read}_{ij} = \frac{[i = g(j)]}{\mathrm{count}(i)}
 
-    Readers therefore compute the same as before. The family is EVEN_DUPLICATION if all units always
-    have equally many copies, otherwise SELECTION. This needs a `new` that is a multiple of `old`,
-    and either `even` or no key.
+    Readers therefore compute the same outputs as before. The family is EVEN_DUPLICATION if all
+    units always have equally many copies, otherwise SELECTION. This requires that `new` is a
+    multiple of `old`, and either `even` or no key.
 
     Args:
       old: The number of units.
@@ -104,7 +104,7 @@ def pad(old: int, new: int) -> SpaceMap:
     """
     check_growth(old, new)
     is_old = np.arange(new) < old
-    # A gather needs an old unit for each new unit. The copies for fresh units are multiplied by
+    # A gather requires an old unit for each new unit. The copies for fresh units are multiplied by
     # zero.
     index = np.where(is_old, np.arange(new), 0)
     entries = is_old.astype(float)
@@ -112,7 +112,7 @@ def pad(old: int, new: int) -> SpaceMap:
 
 
 def prune(keep: ArrayLike, old: int) -> SpaceMap:
-    """Keeps some units and drops the others. This loses the dropped units' outputs. SELECTION.
+    """Keeps some units and drops the others, whose outputs are lost. SELECTION.
 
     Args:
       keep: The units to keep, distinct integers of shape (new,), in their new order.
@@ -122,7 +122,7 @@ def prune(keep: ArrayLike, old: int) -> SpaceMap:
       The map of `old` units to `new` units.
 
     Raises:
-      TypeError: If `keep` is a mask, or does not hold integers.
+      TypeError: If `keep` is a mask, or does not contain integers.
       ValueError: If `keep` repeats a unit, leaves range(old), or is not a vector.
 
     >>> prune(jnp.array([2, 0]), 3).dense().write.tolist()
@@ -217,8 +217,8 @@ def lemon_gain(old: int, new: int) -> float:
     .. math:: \eta = \sqrt{\lfloor n' / n \rfloor \, n / n'}, \qquad n = old, \quad n' = new
 
     eta is the factor by which the standard deviation of the space changes. Of the `new` units,
-    floor(new / old) * old are copies. The others hold the mean and add nothing to the variance.
-    LEMON multiplies the gain of the norm by eta, and its epsilon by eta^2.
+    floor(new / old) * old are copies. The others contain the mean and do not contribute to the
+    variance. LEMON multiplies the gain of the norm by eta, and its epsilon by eta^2.
 
     Args:
       old: The number of units.
@@ -242,7 +242,7 @@ def lemon_gain(old: int, new: int) -> float:
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
 def _dealt(key: PRNGKeyArray, old: int, new: int, even: bool) -> Int[Array, "new"]:
-    """The old units in order, then random units; with `even`, random orders of all units."""
+    """Lists the old units in order, then random units; with `even`, random orders of all units."""
     if even:
         deal = jax.vmap(partial(jax.random.permutation, x=old))
         drawn = deal(jax.random.split(key, new // old - 1)).reshape(-1)
@@ -264,12 +264,12 @@ def duplicate(index: Int[ArrayLike, "new"], old: int, family: Family) -> SpaceMa
       `identity(old)`.
 
     Raises:
-      TypeError: If `index` does not hold integers.
+      TypeError: If `index` does not contain integers.
       ValueError: If `index` is not a vector or leaves range(old).
     """
     if np.size(index) == old:
         return identity(old)
-    # Called only for its checks. The scales depend on the counts below.
+    # This is called only for its checks. The scales depend on the counts below.
     select(index, old)
     copied = as_array(index)
     values = concrete(copied)

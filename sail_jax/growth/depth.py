@@ -1,9 +1,9 @@
 """Makers for a "stack" space (the layers of a network), and conversions between listed and stacked
 layers.
 
-Changing the number of layers does not preserve the function. More layers can preserve it if the new
-layers are then made to do nothing with `overwrite`. It zeroes the weights that write their output
-(LLaMA-Pro), or makes them identities (Net2DeeperNet).
+Changing the number of layers does not preserve the function in general. Adding layers can preserve
+it if `overwrite` then makes the new layers do nothing: it zeroes the weights that write their
+output (LLaMA-Pro), or makes them identities (Net2DeeperNet).
 """
 
 from collections.abc import Callable, Mapping
@@ -72,9 +72,9 @@ def interpolate(old: int, new: int) -> np.ndarray:
 def mean(old: int, new: int) -> np.ndarray:
     """Averages neighbours: layer k is the mean of the layers in its share of the old depth.
 
-    The share is the interval from `k * old / new` to `(k + 1) * old / new`. An old layer counts as
-    far as it lies in this interval. With half as many layers, each is the mean of two. With a
-    multiple, each layer is repeated in place.
+    The share is the interval from `k * old / new` to `(k + 1) * old / new`. An old layer is
+    weighted by its overlap with this interval. With half as many layers, each is the mean of two.
+    With a multiple, each layer is repeated in place.
 
     >>> mean(3, 2).round(3).tolist()
     [[0.667, 0.333, 0.0], [0.0, 0.333, 0.667]]
@@ -93,7 +93,7 @@ def deepen(
     *,
     matrix: Float[ArrayLike, "new old"] | None = None,
 ) -> SpaceMap:
-    r"""Makes `new` layers from `old` layers, more or fewer, for a "stack" space.
+    r"""Makes `new` layers from `old` layers for a "stack" space.
 
     With an order of layers, every new layer repeats an old layer. SELECTION. With coefficients D
     (from "mean" or `matrix`), each new layer is a mixture. LINEAR.
@@ -189,13 +189,12 @@ def mixing_logits(
     """Computes logits for `mix_layers` that are close to repeating or averaging layers.
 
     If a new layer repeats an old layer, this layer has the logit `sharpness` and the others have 0.
-    If it is a mean, the softmax gives shares that are nearly proportional to the shares of the
-    mean.
+    If it is a mean, the weights of the softmax are nearly proportional to those of the mean.
 
     Args:
       old: The number of layers.
       new: The number of layers after.
-      how: As for `deepen`; None for "interpolate", or for "mean" where there are fewer layers.
+      how: As for `deepen`; None for "interpolate", or for "mean" if there are fewer layers.
       sharpness: The logit of the layer with the largest share.
 
     Returns:
@@ -209,8 +208,8 @@ def mixing_logits(
     """
     shares = deepen(old, new, how or ("interpolate" if new >= old else "mean")).dense().write
     largest = jnp.asarray(shares, float) / jnp.max(jnp.asarray(shares), axis=1, keepdims=True)
-    # exp(logit) is 1 for layers without a share, exp(sharpness) for the largest share, and linear
-    # in between.
+    # exp(logit) is 1 for layers with weight 0, exp(sharpness) for the largest weight, and linear in
+    # between.
     return jnp.logaddexp(jnp.log1p(-largest), sharpness + jnp.log(largest))
 
 
@@ -223,8 +222,8 @@ def depth_up_scale(old: int, drop: int) -> SpaceMap:
 
     Args:
       old: The number of layers.
-      drop: The number of layers that each copy loses, from 0 to old / 2. At least one copy keeps
-        each layer.
+      drop: The number of layers that are dropped from each copy, from 0 to old / 2. Each layer
+        remains in at least one copy.
 
     Returns:
       The map of `old` layers to `2 * (old - drop)` layers.
@@ -260,7 +259,7 @@ def interleave(old: int, after: ArrayLike) -> SpaceMap:
 
     Raises:
       TypeError: If `after` is traced, because the number of layers depends on it.
-      ValueError: If `after` holds anything but integers in range(old).
+      ValueError: If `after` contains anything but integers in range(old).
 
     References:
       Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, 2024 (arXiv 2401.02415).
@@ -299,8 +298,7 @@ def inserted(m: SpaceMap) -> Int[Array, "n"]:
     index = None if m.index is None else concrete(m.index)
     if index is None:
         raise ValueError("inserted needs a concrete map in index form")
-    # The first occurrence of each old layer is the layer itself. All other occurrences are
-    # inserted.
+    # The first occurrence of each old layer is the layer itself, and all others are inserted.
     first = np.unique(index, return_index=True)[1]
     return jnp.asarray(np.setdiff1d(np.arange(m.new), first))
 
@@ -310,7 +308,7 @@ Fill = Literal["zeros", "ones", "identity"]
 
 
 def _identity(shape: tuple[int, ...]) -> Array:
-    """An identity matrix in the last two axes, repeated along the others."""
+    """Returns an identity matrix in the last two axes, repeated along the others."""
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"must end in a square matrix to be made an identity, got {list(shape)}")
     return jnp.broadcast_to(jnp.eye(shape[-1]), shape)
@@ -393,8 +391,8 @@ def stack_layers(params: PyTree, name: str) -> dict[str, Any]:
       the inverse.
 
     Raises:
-      ValueError: Unless `name` holds `{i}` once and a leaf matches. If layers are missing or differ
-        in leaves or shapes, or the tree already has a leaf of that name.
+      ValueError: Unless `name` contains `{i}` once and a leaf matches. If layers are missing or
+        differ in leaves or shapes, or the tree already has a leaf of that name.
 
     >>> listed = {"layers": [{"w": jnp.zeros((2, 3))}, {"w": jnp.ones((2, 3))}]}
     >>> stacked = stack_layers(listed, "layers/{i}")
@@ -436,7 +434,7 @@ def unstack_layers(
     Args:
       params: The parameters, as `stack_layers` returns them.
       name: The `name` argument of `stack_layers`.
-      container: The container of the layers: `dict`, or `list`, which needs a name that ends in
+      container: The container of the layers: `dict`, or `list`, which requires a name that ends in
         "/{i}". It is ignored for a flat dictionary of arrays.
 
     Returns:
@@ -444,8 +442,8 @@ def unstack_layers(
       `params` is flat.
 
     Raises:
-      ValueError: Unless `name` holds `{i}` once and leaves are stacked under it. If stacks differ
-        in length, or layers under this name cannot be a list.
+      ValueError: Unless `name` contains `{i}` once and leaves are stacked under it. If stacks
+        differ in length, or layers under this name cannot be a list.
 
     >>> unstack_layers({"layers": {"stack": {"w": jnp.arange(2)}}}, "layers/{i}", container=list)
     {'layers': [{'w': Array(0, dtype=int32)}, {'w': Array(1, dtype=int32)}]}
@@ -483,7 +481,7 @@ def unstack_layers(
 
 
 def _is_flat(params: PyTree) -> bool:
-    """Whether the parameters are a flat dictionary of arrays by path."""
+    """Checks whether the parameters are a flat dictionary of arrays by path."""
     return isinstance(params, Mapping) and all(hasattr(x, "shape") for x in params.values())
 
 

@@ -1,4 +1,4 @@
-"""Edits of grown parameters beyond a change of basis: fresh units, noise, masks.
+"""Edits grown parameters beyond a change of basis: fresh units, noise, masks.
 
 Functions of a tree take the parameters after `change_basis`, the spec before it, and the maps. They
 return parameters with the same shapes and dtypes. A *grown* unit repeats an earlier unit or is
@@ -30,7 +30,7 @@ from sail_jax.trees import leaf_paths, path_str
 def leaf_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
     """Derives the random key of one leaf or space from its name.
 
-    Draws with it depend only on the name and the key, not on other draws or their order.
+    Random numbers from it depend only on the name and the key, not on other draws or their order.
     """
     # A checksum, because Python's `hash` differs between processes.
     return jax.random.fold_in(key, np.uint32(zlib.crc32(name.encode())))
@@ -127,7 +127,7 @@ def _edit(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], edit: _Edit)
 
 
 def _any_grown(places: list[_Place], ndim: int) -> Array:
-    """A broadcastable mask: whether an entry belongs to a grown unit along any of these places."""
+    """Computes a broadcastable mask of the entries of grown units along any of these axes."""
     out = jnp.zeros((1,) * ndim, bool)
     for place in places:
         out = out | place.spread(grown(place.map), ndim)
@@ -135,7 +135,7 @@ def _any_grown(places: list[_Place], ndim: int) -> Array:
 
 
 def _rms(x: Array) -> Array:
-    """The root mean square."""
+    """Returns the root mean square."""
     return norm(x) / math.sqrt(x.size)
 
 
@@ -166,7 +166,7 @@ def fresh_units(
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
+      ValueError: If the maps do not match the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -234,7 +234,7 @@ def break_symmetry(
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
+      ValueError: If the maps do not match the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -255,7 +255,7 @@ def break_symmetry(
         if not writers:
             return x
         noise = scale * _rms(x) * jax.random.normal(leaf_key(key, path), x.shape)
-        # The first copy does not change, which is enough to make the copies differ.
+        # The first copy does not change, which is sufficient to make the copies differ.
         return x + jnp.where(_any_grown(writers, x.ndim), noise, 0)
 
     return _edit(params, spec, maps, edit)
@@ -271,9 +271,9 @@ def noise_pairs(
 ) -> PyTree:
     """Adds noise to the readers of copies that cancels between the copies.
 
-    In each pair of copies, one reader gets +N and the other -N. An odd copy does not change. Copies
-    have equal activations, so the function is preserved, while training separates the copies. N has
-    the standard deviation rms(leaf) * 10^(-snr_db / 20).
+    In each pair of copies, +N is added to one reader and -N to the other. An odd copy does not
+    change. Copies have equal activations, so the function is preserved, while training separates
+    the copies. N has the standard deviation rms(leaf) * 10^(-snr_db / 20).
 
     A leaf gets noise along the first axis that reads a space with a map in index form. Tied leaves
     get no noise. Leaves that read two spaces and write none get no noise either. They are one side
@@ -291,7 +291,7 @@ def noise_pairs(
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
+      ValueError: If the maps do not match the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -314,7 +314,7 @@ def noise_pairs(
 
 
 def _reading(axes: tuple[Axis, ...], places: list[_Place]) -> list[_Place]:
-    """The places where a leaf reads; empty if it reads two or more spaces and writes none."""
+    """Lists the axes that read; empty for a leaf that reads two or more spaces and writes none."""
     factors = [f for axis in axes for f in axis]
     if len({f.space for f in factors}) > 1 and all(f.role == "read" for f in factors):
         return []
@@ -322,12 +322,12 @@ def _reading(axes: tuple[Axis, ...], places: list[_Place]) -> list[_Place]:
 
 
 def _writing(places: list[_Place]) -> list[_Place]:
-    """The places where a leaf writes."""
+    """Lists the axes along which a leaf writes."""
     return [p for p in places if p.factor.role == "write" and not p.factor.tied]
 
 
 def _pairs(m: SpaceMap) -> tuple[Array, Array]:
-    """For each new unit, the even member of its pair, and +-1 / write, or 0 without a pair."""
+    """Returns the even member of each new unit's pair, and +-1 / write, or 0 without a pair."""
     write, _ = m.entries
     live = jnp.ones(m.new, bool) if write is None else write != 0
     index = jnp.where(live, jnp.asarray(m.index), m.old)
@@ -344,14 +344,14 @@ def _pairs(m: SpaceMap) -> tuple[Array, Array]:
     sign = jnp.where(paired, 1.0 - 2.0 * odd, 0.0)
     source = jnp.zeros(m.new, int).at[order].set(order[at - odd])
     sign = jnp.zeros(m.new).at[order].set(sign)
-    # A reader gets write times the old unit, so the noise is divided by write to cancel.
+    # A reader receives write times the old unit, so the noise is divided by write to cancel.
     return source, sign if write is None else sign / jnp.where(live, write, 1)
 
 
 def aki(
     params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], *, layers: str = "layer"
 ) -> PyTree:
-    """Takes the new units of each layer from the next layer (AKI).
+    """Initialises the new units of each layer from the next layer (AKI).
 
     This is the advanced knowledge initialisation of bert2BERT. It changes leaves that are stacked
     on the space `layers`. Entries that write a grown unit are replaced by the same entries of the
@@ -370,7 +370,7 @@ def aki(
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
       ValueError: If `layers` is not a "stack" space of the spec, or has a map. If the maps do not
-        fit the spec, or a leaf has another shape than after `change_basis`.
+        match the spec, or a leaf has another shape than after `change_basis`.
 
     References:
       Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
@@ -405,7 +405,7 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
     """Multiplies grown units by a mask where they are read.
 
     In a space under a norm (a stream), grown units are also multiplied where they are written,
-    because the norm sees them. After `pad`, mask 0 preserves the function whatever the values of
+    because the norm sees them. After `pad`, mask 0 preserves the function for any values of
     `fresh_units`, and mask 1 uses the units fully. The network's norms over such a stream must
     weight their statistics by the same mask, `jnp.where(grown(m), mask, 1)`. `masked_layernorm` and
     `masked_rmsnorm` do this.
@@ -421,7 +421,7 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If the maps do not fit the spec, or a leaf has another shape than after
+      ValueError: If the maps do not match the spec, or a leaf has another shape than after
         `change_basis`.
 
     References:
@@ -441,7 +441,7 @@ def mask_units(params: PyTree, spec: Spec, maps: Mapping[str, SpaceMap], mask: A
         uses = [p for p in places if p.factor.role != "gain"]
         read = [p for p in uses if p.factor.role == "read" or p.factor.tied]
         written = [p for p in uses if p.factor.role == "write" or p.factor.tied]
-        # Reads and writes are masked one after the other. An entry that reads one grown unit and
+        # Reads and writes are masked one after another. An entry that reads one grown unit and
         # writes a grown unit of a stream is multiplied twice.
         for used in (read, [p for p in written if p.factor.space in streams]):
             x = jnp.where(_any_grown(used, x.ndim), mask * x, x)
@@ -460,7 +460,7 @@ def masked_layernorm(
     bias.
 
     Args:
-      x: Activations of shape (..., n), already multiplied by the mask (as `mask_units` sees to).
+      x: Activations of shape (..., n), already multiplied by the mask, as `mask_units` does.
       mask: The weight of each unit, from 0 to 1, of shape (n,).
       eps: A number that is added to the variance.
 
@@ -486,7 +486,7 @@ def masked_rmsnorm(
     mask_i. The caller applies the gain.
 
     Args:
-      x: Activations of shape (..., n), already multiplied by the mask (as `mask_units` sees to).
+      x: Activations of shape (..., n), already multiplied by the mask, as `mask_units` does.
       mask: The weight of each unit, from 0 to 1, of shape (n,).
       eps: A number that is added to the mean square.
 
@@ -549,8 +549,8 @@ def scale_norms(
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If a "layernorm" space lacks such a gain although eta is not 1. If the maps do not
-        fit the spec, or a leaf has another shape than after `change_basis`.
+      ValueError: If a "layernorm" space has no such gain although eta is not 1. If the maps do not
+        match the spec, or a leaf has another shape than after `change_basis`.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).

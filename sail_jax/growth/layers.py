@@ -1,4 +1,5 @@
-"""Listed layers: the old leaves that make a new leaf, and the treatment of new layers.
+"""Plans listed layers: the old leaves from which a new leaf is made, and the treatment of new
+layers.
 
 `sail_jax.growth.networks` uses these functions to plan a deeper network. `Source` describes how a
 leaf of the deep network is made from leaves of the old network.
@@ -27,12 +28,12 @@ from sail_jax.growth.targets import layer_of
 
 
 class Source(NamedTuple):
-    """The source of a leaf of the deep network: a weighted sum of old leaves, perhaps transposed.
+    """The source of a leaf of the deep network: a weighted sum of old leaves, possibly transposed.
 
     Attributes:
       paths: The paths of the old leaves in the sum.
       weights: The weight of each old leaf. A single leaf is used unchanged.
-      above: The path of the same leaf in the next layer, if the method needs it; otherwise "".
+      above: The path of the same leaf in the next layer, if the method requires it; otherwise "".
       transpose: Whether the sum is transposed.
       scale: The factor on the sum.
       identity: Whether the leaf is instead an identity matrix. Its size is the length of the old
@@ -62,7 +63,7 @@ def deepened(
       The source of each leaf, by its path in the deep network.
 
     Raises:
-      ValueError: If one of the mixed layers lacks a leaf.
+      ValueError: If a leaf is missing in one of the mixed layers.
     """
     rows = {name: _rows(m) for name, m in layers.items()}
     out: dict[str, Source] = {}
@@ -112,7 +113,7 @@ def chained(
       The source of each leaf, with the new kernels as identities.
 
     Raises:
-      ValueError: If a new layer lacks a bias, which determines the size of the identity.
+      ValueError: If a new layer has no bias, which determines the size of the identity.
 
     References:
       Chen et al., Net2Net, 2016 (arXiv 1511.05641).
@@ -136,8 +137,8 @@ def own_first(flat: Mapping[str, Any], rules: Rules, name: str) -> bool:
 
     Such a layer (for example a projection) is not repeated and stays first.
 
-    `flat` holds the leaves of the network by path, as arrays or shapes. Returns False for a single
-    layer.
+    `flat` contains the leaves of the network by path, as arrays or shapes. Returns False for a
+    single layer.
     """
     shapes: dict[int, dict[str, Any]] = {}
     for path, x in flat.items():
@@ -207,7 +208,7 @@ class Added(NamedTuple):
 
     Attributes:
       outputs: The factor on each leaf, by path: 0 or a mask in new layers, 1 elsewhere.
-      fresh: A mask of the entries that get new draws, by path.
+      fresh: A mask of the entries that are drawn anew, by path.
       pairs: The map that makes units cancel in pairs, by space.
       unpaired: Leaves that are zero in new layers because their units could not be paired.
       streams: The spaces that all layers share, where new layers add their output.
@@ -230,11 +231,11 @@ def added(
 ) -> Added:
     """Determines the changes that a depth method makes to repeated layers.
 
-    Units are paired only if the spec states enough. A network distinguishes the units of an outer
-    space, by a rotary angle or by a gain without an axis (OLMo 2 has such gains). Such units differ
-    even with equal writers, and do not cancel. Also, pairs cancel only up to rounding. If the
-    nonlinearity of the stream is not stated, a norm may lie between the sum of the pairs and the
-    stream. The norm multiplies the rounding by up to the root of 1/epsilon. In both cases the
+    Units are paired only if the spec contains enough information. A network distinguishes the units
+    of an outer space, by a rotary angle or by a gain without an axis (as in OLMo 2). Such
+    units differ even with equal writers, and do not cancel. Also, pairs cancel only up to rounding.
+    If the nonlinearity of the stream is not stated, a norm may lie between the sum of the pairs and
+    the stream. The norm multiplies the rounding by up to the root of 1/epsilon. In both cases the
     weights that write the stream become zero instead, as in LLaMA-Pro.
 
     Args:
@@ -287,7 +288,7 @@ def added(
 
 
 def _words(spec: Spec, rules: Rules, name: str) -> set[str]:
-    """The nonlinearities of a space, from the spec and the rules.
+    """Returns the nonlinearities of a space, from the spec and the rules.
 
     In a network without a head, the stream is the output and therefore "outer" in the spec. Only
     the rules then state the layers' nonlinearities.
@@ -328,7 +329,7 @@ def layer_row(
     options: Mapping[str, Any],
     config: Config,
 ) -> SpaceReport:
-    """Reports the losses of new layers that the axes show.
+    """Reports the losses of new layers according to the axes.
 
     `name` is the entry or "stack" space that counts the layers. `chain` is True if the layers form
     a chain; see `chained`. Returns a row for the report, with the reason for a loss.
@@ -367,7 +368,7 @@ def layer_row(
 
 
 def _not_idempotent(name: str, m: SpaceMap, spec: Spec, rules: Rules) -> str:
-    """The nonlinearity of a chain's new layers if it is not idempotent; otherwise ""."""
+    """Returns the nonlinearity of a chain's new layers if it is not idempotent; otherwise ""."""
     new = set(np.asarray(inserted(m)).tolist())
     for path, axes in spec.leaves:
         layer = layer_of(rules, path)

@@ -1,7 +1,7 @@
 """Learned maps: gradient descent on the loss of the grown network, through `change_basis`.
 
 `learn_maps` is the training loop. The functions `sail_*` and `ligo_*` define the parametrisations.
-Each method has a spec that ties or frees its maps as published, initial coefficients, and a
+Each method consists of a spec that ties or frees its maps as published, initial coefficients, and a
 function from coefficients to maps.
 
     wide = sail_spec(spec)
@@ -70,7 +70,7 @@ def learn_maps(
       TypeError: If `maps` does not return `SpaceMap`s, or a leaf with a mapped space is not
         floating.
       ValueError: If the loss is not finite, `steps` is not an integer >= 0, `batches` are empty, or
-        the maps do not fit the spec.
+        the maps do not match the spec.
     """
 
     def grow(free: PyTree, key: Array | None) -> PyTree:
@@ -114,7 +114,7 @@ def sail_init(
 ) -> Free:
     """Computes the initial coefficients of SAIL's learned maps.
 
-    For each use of a space, C = W U~^T. U~ holds the leading left singular vectors of the leaf,
+    For each use of a space, C = W U~^T. U~ contains the leading left singular vectors of the leaf,
     unfolded along that axis. W is chosen as in `singular`, which treats the case of a matrix.
     Gradients do not flow through the singular vectors. For depth, the coefficients are the logits
     of `mix_layers`.
@@ -133,8 +133,8 @@ def sail_init(
       (new, old). {"logits": ...} of shape (new, old) for each "stack" space in `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space of `sizes`, a stack would be empty, `how` is unknown, or
-        a leaf fuses several matrices.
+      ValueError: If a space of `sizes` is unknown to the spec, a stack would be empty, `how` is
+        unknown, or a leaf fuses several matrices.
 
     References:
       Structured-Initialization Learning (SAIL), App. F.
@@ -228,7 +228,7 @@ def ligo_init(
     depth: Literal["stack", "interlace", "rand"] = "stack",
     noise: float = 0.03,
 ) -> Free:
-    """Draws the coefficients from which LiGO's maps are learned.
+    """Draws the initial coefficients of LiGO's learned maps.
 
     The published code has the same defaults.
 
@@ -248,8 +248,8 @@ def ligo_init(
       `ligo_spec(spec)`.
 
     Raises:
-      ValueError: If the spec lacks a space of `sizes`, a space would shrink, or `width` or `depth`
-        is unknown.
+      ValueError: If a space of `sizes` is unknown to the spec, a space would shrink, or `width` or
+        `depth` is unknown.
 
     References:
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
@@ -332,12 +332,12 @@ def width_gradients(
 
 
 def _stacks(spec: Spec) -> set[str]:
-    """The names of the "stack" spaces."""
+    """Returns the names of the "stack" spaces."""
     return {s.name for s in spec.spaces if "stack" in s.nonlinearity.split()}
 
 
 def _respaced(spec: Spec, name: Callable[[str, int, int, str], str], words: str) -> Spec:
-    """The spec with spaces renamed by `name(path, axis, number of the factor, space)`.
+    """Returns the spec with spaces renamed by `name(path, axis, number of the factor, space)`.
 
     Renamed spaces have these words. Gains transform like biases.
     """
@@ -363,5 +363,5 @@ def _normalised(rows: Array) -> Array:
 
 
 def _below(rows: Float[Array, "more old"]) -> Float[Array, "new old"]:
-    """The identity with further rows below it."""
+    """Returns the identity with further rows below it."""
     return jnp.concatenate([jnp.eye(rows.shape[1], dtype=rows.dtype), rows])

@@ -1,4 +1,4 @@
-"""A grown network leaf by leaf: how each leaf is computed from leaves of the old network.
+"""Computes the leaves of a grown network from the leaves of the old network.
 
 `sail_jax.growth.networks.plan` makes a `Growth`. Both `grow` (in memory) and the growth of
 checkpoints on disk compute leaves with it.
@@ -33,7 +33,7 @@ class Operands(NamedTuple):
       weights: The weights of the old leaves in the sum; None for a single leaf.
       maps: The maps of the leaf's spaces, by their names in `Rule.spec`.
       key: The leaf's PRNG key; None if the growth was planned without a key.
-      fresh: A mask of the entries that get new draws, broadcastable to the leaf; None for no
+      fresh: A mask of the entries that are drawn anew, broadcastable to the leaf; None for no
         entries.
       output: The factor on the result, broadcastable to the leaf; None for 1.
     """
@@ -47,7 +47,8 @@ class Operands(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """The computation of a leaf, without its name: `rule(operands, *arrays)`, pure and jitted.
+    """The computation of a leaf, independent of its name: `rule(operands, *arrays)`, pure and
+    jitted.
 
     Leaves with the same computation have equal rules, which are compiled once. The arrays are the
     old leaves in the sum, then the leaf of the next layer unless it is among them.
@@ -82,13 +83,13 @@ class Rule:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Growth:
-    """A planned growth of a network, leaf by leaf, from `plan`. It does not hold parameters.
+    """A planned growth of a network, leaf by leaf, from `plan`. It contains no parameters.
 
     Attributes:
       config: The new configuration (widths, heads, layers, epsilons, ties).
       leaves: The shape and dtype of each leaf of the grown network, by path.
-      report: The losses that the axes show: one row per mapped space, and one per changed number of
-        layers. A growth without a loss in the report is not necessarily exact; see `Report`.
+      report: The losses according to the axes: one row per mapped space, and one per changed number
+        of layers. A growth without a loss in the report is not necessarily exact; see `Report`.
       notes: Further changes, one sentence each.
       spec: The spaces of the network after deepening and before widening.
       maps: The maps of these spaces. With `spec` and `maps`, `change_state` converts the state of
@@ -126,8 +127,7 @@ class Growth:
           The new leaf, in the dtype of the old leaves.
 
         Raises:
-          ValueError: If the leaf is not in the grown network, or an old leaf that it needs is
-            missing.
+          ValueError: If the leaf is not in the grown network, or a required old leaf is missing.
         """
         needs = self.needs(path)
         for name in needs:
@@ -137,7 +137,7 @@ class Growth:
         return rule(operands, *(as_array(arrays[name]) for name in needs))
 
     def computation(self, path: str) -> tuple[Rule, Operands]:
-        """Returns the computation of `leaf` as a rule and its operands, to run it elsewhere.
+        """Returns the computation of `leaf` as a rule and its operands, to be run elsewhere.
 
         Args:
           path: The path of the new leaf.
@@ -175,7 +175,7 @@ class Growth:
         )
 
     def _source(self, path: str) -> Source:
-        """The source of a new leaf; ValueError for an unknown leaf."""
+        """Returns the source of a new leaf; raises a ValueError for an unknown leaf."""
         if path not in self._sources:
             raise ValueError(
                 f"the grown network has no leaf {path!r}{nearest(path, self._sources)}"

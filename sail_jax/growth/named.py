@@ -1,6 +1,6 @@
 """The published growth methods for whole networks: `METHODS`.
 
-A `Method` describes the maps that it gives to spaces and layers, and its further edits of leaves.
+A `Method` describes the maps of spaces and layers, and further edits of leaves.
 `sail_jax.growth.networks` applies them.
 """
 
@@ -34,21 +34,21 @@ class Method(NamedTuple):
     """A growth method: its changes of width, depth, or both.
 
     Attributes:
-      about: A description in a few words.
+      about: A short description.
       source: The paper.
       options: The names and defaults of its options.
       lossless: Whether it preserves the function if the architecture allows it.
       widths: A function that makes the maps of all changed spaces; None if the method only deepens.
       layers: The old layer that each new layer repeats; see `sail_jax.growth.depth.Order`.
       mixes: The alternative to `layers`: a function of the old and the new number of layers and
-        options. It returns the share of each old layer in each new layer, of shape (new, old).
+        options. It returns the weight of each old layer in each new layer, of shape (new, old).
       new: The treatment of a repeated layer. "copy" keeps it unchanged. "zero" and "mask" multiply
         its output by zero or a mask. "pair" makes units cancel in pairs. "fresh" draws new
         parameters and zeroes the output.
       move: The function that applies maps to a leaf; None for `change_basis`.
       edits: Further edits of a leaf, in order.
       above: Whether a leaf also depends on the leaf of the next layer.
-      draws: Whether it needs a key, or the name of the option that requires a key.
+      draws: Whether it requires a key, or the name of the option that requires one.
       prunes: Whether it removes the units with the lowest scores instead (`unit_scores`).
       deepens_by: The default depth method for this method.
     """
@@ -69,7 +69,7 @@ class Method(NamedTuple):
     deepens_by: str = "llama_pro"
 
     def needs_key(self, options: Options) -> bool:
-        """Whether the method draws random numbers with these options."""
+        """Checks whether the method draws random numbers with these options."""
         if isinstance(self.draws, str):
             return options[self.draws] != self.options[self.draws]
         return self.draws
@@ -86,12 +86,12 @@ class Method(NamedTuple):
 
 
 def _dealt(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
-    """A random widening, with equally many copies of each unit if the new size is a multiple."""
+    """Widens at random, with equally many copies of each unit if the new size is a multiple."""
     return widen(old, new, key=key, even=new % old == 0)
 
 
 def _padded(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> SpaceMap:
-    """Adds zeros; in a stream under a norm, a padding that keeps the norm's statistics."""
+    """Pads with zeros; under a norm, with a padding that keeps the norm's statistics."""
     if not {"layernorm", "rmsnorm"} & words:
         return pad(old, new)
     # Scaled by sqrt(new / old), the old units keep the mean square of the space, the only statistic
@@ -103,14 +103,14 @@ def _padded(old: int, new: int, words: set[str], key: PRNGKeyArray | None) -> Sp
     family = width.tile(2, 3, "zero", isometric=True).family
     if "rmsnorm" in words:
         return SpaceMap(m.write, m.read, family)
-    # Under a LayerNorm, the new units hold the mean of the scaled units. They add nothing to the
-    # variance, which therefore does not change.
+    # Under a LayerNorm, the new units contain the mean of the scaled units. They do not contribute
+    # to the variance, which therefore does not change.
     m = m.dense()
     return SpaceMap(jnp.where(live[:, None], jnp.asarray(m.write), scale / old), m.read)
 
 
 def _embedded(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) -> Maps:
-    """Random embeddings of the kind in the options."""
+    """Makes random embeddings of the kind in the options."""
 
     def make(old: int, new: int, words: set[str], key: Any) -> SpaceMap:
         return width.project(old, new, key, how=options["how"])
@@ -119,8 +119,8 @@ def _embedded(spec: Spec, sizes: Mapping[str, int], key: Any, options: Options) 
 
 
 def _msg(params: Params, spec: Spec, maps: Maps, key: Any, options: Options) -> Params:
-    """Masked structural growth: fresh, masked units inside layers; streams keep their padding."""
-    # Streams keep the padding of `_padded`, because fresh units there would need masked norms.
+    """Makes masked structural growth: fresh, masked units inside layers; streams are padded."""
+    # Streams keep the padding of `_padded`, because fresh units there would require masked norms.
     streams = {
         n: m
         for n, m in maps.items()
@@ -170,7 +170,7 @@ def _free(
     key: Any,
     options: Options,
 ) -> Array:
-    """The leaf under separate maps for each factor of each axis, with C on both sides."""
+    """Applies separate maps for each factor of each axis to the leaf, with C on both sides."""
     use = [(f"{k}.{i}", f) for k, axis in enumerate(axes) for i, f in enumerate(axis or (None,))]
     sizes = [x.shape[int(n[0])] if f is None else spec.space(f.space).size for n, f in use]
     split = x.astype(jnp.promote_types(x.dtype, jnp.float32)).reshape(sizes)
@@ -191,19 +191,19 @@ def _free(
 
 
 def _spread(old: int, new: int) -> np.ndarray:
-    """Copies spread evenly, each after the last layer of a group."""
+    """Spreads copies evenly, each after the last layer of a group."""
     # The old layers are divided into new - old groups of nearly equal length.
     ends = [max((j + 1) * old // (new - old), 1) - 1 for j in range(new - old)]
     return np.sort(np.concatenate([np.arange(old), np.array(ends, int)]))
 
 
 def _on_top(old: int, new: int) -> np.ndarray:
-    """Copies of the top layer, on top."""
+    """Repeats the top layer."""
     return np.minimum(np.arange(new), old - 1)
 
 
 def _whole_stacks(old: int, new: int) -> np.ndarray:
-    """Repeats the whole stack; ValueError unless the new number of layers is a multiple."""
+    """Repeats the whole stack; the new number of layers must be a multiple."""
     if new % old:
         raise ValueError(
             f"g_stack repeats whole stacks, but {new} layers are not a multiple of {old}: use stack"
@@ -212,7 +212,7 @@ def _whole_stacks(old: int, new: int) -> np.ndarray:
 
 
 def _seam(old: int, new: int) -> np.ndarray:
-    """Two copies of the stack, joined as in `depth_up_scale`; ValueError for other numbers."""
+    """Joins two copies of the stack as in `depth_up_scale`, if the numbers allow it."""
     if new % 2 or not old <= new <= 2 * old:
         raise ValueError(
             f"dus joins two copies of the stack, so it takes {old} layers to an even number "
@@ -222,7 +222,7 @@ def _seam(old: int, new: int) -> np.ndarray:
 
 
 def _mixed(old: int, new: int, options: Options) -> Array:
-    """Means of all layers, with the logits in the options or from `mixing_logits`."""
+    """Averages all layers, with the logits in the options or from `mixing_logits`."""
     logits = options["logits"]
     if logits is None:
         logits = depth.mixing_logits(old, new, sharpness=options["sharpness"])
@@ -234,8 +234,8 @@ def _mixed(old: int, new: int, options: Options) -> Array:
 def pair_units(n: int) -> SpaceMap:
     """Makes the map that copies units in pairs and reads each pair with opposite signs.
 
-    The weights that write the units stay in effect, but their readers get 0. An odd unit is not
-    read. This is LEMON's second way to add a layer that does nothing.
+    The weights that write the units are kept, but their readers receive 0. An odd unit is not read.
+    This is LEMON's second way to add a layer that does nothing.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
@@ -245,7 +245,7 @@ def pair_units(n: int) -> SpaceMap:
     ([0, 0, 2, 2], [1.0, -1.0, 1.0, -1.0])
     """
     at = jnp.arange(n)
-    # The last factor excludes an odd unit at the end, which lacks a partner.
+    # The last factor excludes an odd unit at the end, which has no partner.
     read = jnp.where(at % 2 == 0, 1.0, -1.0) * (at < n - n % 2)
     return select(at - at % 2, n, read=read)
 

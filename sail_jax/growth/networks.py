@@ -1,9 +1,9 @@
-"""Growth of whole networks: a plan, leaf by leaf, from shapes and a configuration.
+"""Grows whole networks by a plan, leaf by leaf, from shapes and a configuration.
 
-`plan` decides everything without reading parameters, unless units are pruned. `Growth.leaf` then
-computes any tensor of the grown network from the few tensors that it needs. `grow` in memory and
-growth from disk to disk share this definition. Depth comes first: layers are renumbered, repeated
-or mixed. The deep network is then widened by the maps of its spaces.
+`plan` determines everything without reading parameters, unless units are pruned. `Growth.leaf` then
+computes any tensor of the grown network from the few tensors on which it depends. `grow` in memory
+and growth from disk to disk share this definition. Depth comes first: layers are renumbered,
+repeated or mixed. The deep network is then widened by the maps of its spaces.
 """
 
 import math
@@ -61,7 +61,7 @@ def grow(
       config: The configuration of the network; see `plan`.
       to: The target; see `plan`.
       method: The growth method, a name in `METHODS`.
-      key: A PRNG key; see `plan` for the methods that need it.
+      key: A PRNG key; see `plan` for the methods that require it.
       **options: The other arguments of `plan`, and the options of the method.
 
     Returns:
@@ -136,7 +136,7 @@ def plan(
         function from a configuration to `Rules`. With a spec, `config` may be empty, and the keys
         of `to` are spaces and the names of lists of layers.
       scores: For a method that prunes, the scores of units by space, such as the mean squares of
-        activations. They replace the method's scores.
+        activations, which replace the method's scores.
       **options: The options of the method and the depth method; see `METHODS`.
 
     Returns:
@@ -150,7 +150,7 @@ def plan(
         configuration that contradicts the tensors. If growth cannot reach `to`, a key is missing,
         or a tied table cannot be untied. If a leaf has an 8-bit float dtype, or a method that
         prunes gets only shapes. If `require_lossless` is set and the report has a loss. The message
-        is one sentence with the entry, space or leaf at fault.
+        is one sentence that contains the entry, space or leaf at fault.
 
     >>> config = {"model_type": "mlp", "inputs": 3, "widths": [4]}
     >>> net = {"layers.0.kernel": jnp.zeros((3, 4)), "layers.0.bias": jnp.zeros(4),
@@ -196,7 +196,7 @@ def plan(
         and not wide.deepens
         and any(len(asked[name]) != counts[name] for name in chains)
     ):
-        # Unequal layers cannot be mixed or copied over one another, so only identity deepens them.
+        # Unequal layers cannot be mixed or copied, so only identity deepens them.
         deep = METHODS["identity"]
     values = _values(wide, deep, options)
     notes: list[str] = []
@@ -241,7 +241,7 @@ def plan(
     # The spec of the deep network at its old widths. All maps of widths refer to it.
     spec = make(deep_config).spec(_shapes(flat, sources))
     goal_rules = make(goal)
-    # Given rules have the sizes of the network before growth, which do not apply to the target.
+    # Given rules contain the sizes of the network before growth, which do not apply to the target.
     if isinstance(rules, Rules):
         goal_rules = goal_rules._replace(sizes={})
     sizes = new_sizes(goal_rules, goal, spec, given, method if wide.prunes else "")
@@ -255,7 +255,7 @@ def plan(
         untie = True if not to[asked_ties[0]] and untie is None else untie
     broken = any(f.tied and f.space in sizes for _, axes in spec.leaves for a in axes for f in a)
     loose = bool(tied) and (
-        # Only a table of an architecture gives the place of a second leaf.
+        # Only the table of an architecture determines the path of a second leaf.
         broken and wide.lossless and not wide.prunes and not old_rules.inferred
         if untie is None
         else untie
@@ -299,7 +299,8 @@ def plan(
     deep_rules = make(deep_config)
     fitted = Fitted(maps, goal)
     if wide.lossless:
-        # When pruning, only queries and keys are fitted. Experts are "dot" too, with further words.
+        # When pruning, only queries and keys are fitted. Experts are also "dot", with further
+        # words.
         fitting = {
             name: m
             for name, m in maps.items()
@@ -386,7 +387,7 @@ def _relisted(params: PyTree, growth: Growth) -> PyTree:
 
 
 def _plain(value: Any) -> Any:
-    """Converts the integers in a target to Python's, which JSON and the checks of sizes expect."""
+    """Converts the integers in a target to Python's, which JSON and the checks of sizes require."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -396,7 +397,7 @@ def _plain(value: Any) -> Any:
 
 
 def _methods(method: str, depth_method: str | None) -> tuple[Method, Method]:
-    """The methods for width and depth; a depth method does not widen."""
+    """Looks up the methods for width and depth; a depth method does not widen."""
     for name in (method, depth_method):
         if name is not None and (not isinstance(name, str) or name not in METHODS):
             name = str(name)
@@ -466,10 +467,10 @@ def _check_alike(
 
 
 def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) -> None:
-    """Raises a ValueError if the configuration would still state the old size of a grown space.
+    """Raises a ValueError if the configuration would still contain the old size of a grown space.
 
-    This happens if the rules lack settings. Equal numbers then suggest which entry states which
-    space.
+    This happens if settings are missing in the rules. Equal numbers then suggest which entry
+    belongs to which space.
     """
     for name, m in maps.items():
         for key, n in config.items():
@@ -482,7 +483,7 @@ def _check_unstated(config: Config, spec: Spec, maps: Mapping[str, SpaceMap]) ->
 
 
 def _values(wide: Method, deep: Method, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all options of both methods; ValueError for an unknown option."""
+    """Returns the values of all options of both methods, all of which must be known."""
     defaults = {**deep.options, **wide.options}
     for name in options:
         if name not in defaults:
@@ -519,7 +520,7 @@ def _option(name: str, default: Any, value: Any) -> Any:
 
 
 def _loses(method: str, wide: Method, options: Mapping[str, Any]) -> str:
-    """The loss in every space from a method's edits beyond its maps; "" if lossless."""
+    """Returns the loss in every space from a method's edits beyond its maps; "" if lossless."""
     if wide.above or wide.move is not None:
         return f"{method}: {wide.about}"
     if options.get("noise"):
@@ -538,7 +539,7 @@ def _layers(
     fixed: int = 0,
     chain: bool = False,
 ) -> SpaceMap:
-    """The map of the layers; the first `fixed` layers stay."""
+    """Makes the map of the layers, in which the first `fixed` layers are kept."""
     check_depth(name, old, new)
     if new == old:
         return identity(old)
@@ -566,7 +567,7 @@ def _layers(
 
 
 def _scaled_by_size(rules: Rules, spec: Spec, growths: Mapping[str, float]) -> dict[str, float]:
-    """The factor on each leaf that compensates for the growth of a size that multiplies it."""
+    """Computes the factor on each leaf that compensates for a growing size that multiplies it."""
     out: dict[str, float] = {}
     for path, axes in spec.leaves:
         for pattern, (size, power) in rules.scales.items():
@@ -598,7 +599,7 @@ def _multiplied(
 
 
 def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str, Any]:
-    """The shapes of the leaves of the deep network, at the old widths."""
+    """Returns the shapes of the leaves of the deep network, at the old widths."""
     out = {}
     for path, source in sources.items():
         x = flat[source.paths[0]]
@@ -610,9 +611,9 @@ def _shapes(flat: Mapping[str, Any], sources: Mapping[str, Source]) -> dict[str,
 def _per_layer(
     config: dict[str, Any], goal: dict[str, Any], name: str, m: SpaceMap
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The configuration and the target, with what belongs to layers in their new order.
+    """Returns the configuration and the target, with entries of layers in their new order.
 
-    A mixed layer has the kind of its largest share.
+    A mixed layer has the kind of the layer with the largest weight.
     """
     part, _, key = name.rpartition(".")
     if part:
@@ -635,13 +636,13 @@ def _per_layer(
 
 
 def _untied(config: dict[str, Any], rules: Rules) -> dict[str, Any]:
-    """The configuration of the network with a separate head."""
+    """Returns the configuration of the network with a separate head."""
     key = next((k for k in TIES if k in config), TIES[0])
     return config | {key: False} | dict(rules.untied)
 
 
 def _heads(flat: Mapping[str, Any], spec: Spec, loose: Rules, power: float) -> dict[str, Source]:
-    """The separate head for a tied table, unless the checkpoint has one.
+    """Finds the separate head for a tied table, unless the checkpoint has one.
 
     Raises a ValueError if no pattern matches a head.
     """

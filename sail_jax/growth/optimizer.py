@@ -1,8 +1,8 @@
-"""The state of an optimiser under a change of basis.
+"""Transforms the state of an optimiser under a change of basis.
 
 First moments are averages of gradients. They transform dually, exactly for every map. Second
 moments are averages of squared gradients. A map in index form (a permutation or duplication, for
-example) transforms them exactly. A map that mixes units does not, because it would need the
+example) transforms them exactly. A map that mixes units does not, because that would require the
 covariances of gradients. Counts and schedules do not change. Averages of parameters (EMA) are
 parameters, and `change_basis` transforms them.
 """
@@ -87,10 +87,10 @@ def change_state(
 ) -> tuple[PyTree, StateReport]:
     """Transforms an optimiser's state like the parameters, to continue training.
 
-    A field with a value for each parameter moves by its law. A second moment cannot move through a
-    dense map. Then its whole state is restarted, including count and first moment. A count without
-    its moments would make the bias correction wrong and the first steps too long. Counts elsewhere
-    (schedules) are kept.
+    A field with a value for each parameter moves by its law. A second moment cannot be transformed
+    by a dense map. In that case its whole state is restarted, including count and first moment. A
+    count without its moments would make the bias correction wrong and the first steps too long.
+    Counts elsewhere (schedules) are kept.
 
     Args:
       state: The optax state before the change of basis.
@@ -104,8 +104,8 @@ def change_state(
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If a law is unknown, or a field with a value for each parameter lacks a law. If
-        the two states differ in structure, or the maps do not fit the spec.
+      ValueError: If a law is unknown, or there is no law for a field with a value for each
+        parameter. If the two states differ in structure, or the maps do not match the spec.
 
     >>> import optax
     >>> from sail_jax.basis.spaces import spec
@@ -140,7 +140,7 @@ def _walk(
     dense: list[str],
     rows: list[Moved],
 ) -> PyTree:
-    """The new state of one node; its report is added to `rows`."""
+    """Computes the new state of one node, and adds its report to `rows`."""
     parts, structure = _parts(node)
     others, other = _parts(fresh)
     if structure != other:
@@ -168,7 +168,7 @@ def _walk(
                 f"the state {places[name]!r} ({type(node).__name__}) has a value for each "
                 f"parameter, but its law is unknown: give laws={{{name!r}: ...}}"
             )
-        # A field without a law restarts its neighbours too, which keeps them consistent.
+        # A field without a law also restarts its neighbours, which keeps them consistent.
         if laws[name] == "restart" or (laws[name] == "second_moments" and dense):
             asked = laws[name] == "restart"
             reason = "asked for" if asked else f"the map of {dense[0]!r} is dense"
@@ -185,13 +185,13 @@ def _walk(
 
 
 def _parts(node: PyTree) -> tuple[dict[str, PyTree], Any]:
-    """The children of a node by name, and its structure."""
+    """Returns the children of a node by name, and its structure."""
     found, structure = jax.tree.flatten_with_path(node, is_leaf=lambda x: x is not node)
     return {path_str(path): part for path, part in found}, structure
 
 
 def _holds_params(value: PyTree, spec: Spec) -> bool:
-    """Whether a field has leaves, all at paths of parameters."""
+    """Checks whether a field has leaves, all of them at paths of parameters."""
     paths = [path_str(path) for path, _ in jax.tree.leaves_with_path(value)]
     return bool(paths) and {leaf.path for leaf in spec.leaves}.issuperset(paths)
 
@@ -201,8 +201,8 @@ def learning_rates(
 ) -> PyTree:
     """Computes factors on updates that make training commute with the maps.
 
-    With these factors, the training of the grown network follows the images of the old network's
-    training. If a map multiplies an entry by a (w' = a w) and its gradient by b (g' = b g), the
+    With these factors, the grown network follows the image of the old network's training
+    trajectory. If a map multiplies an entry by a (w' = a w) and its gradient by b (g' = b g), the
     factor depends on the optimiser:
 
     - "sgd", with or without momentum, has the factor a / b. For c copies it is c for weights that
@@ -223,8 +223,8 @@ def learning_rates(
 
     Raises:
       TypeError: If an entry of `maps` is not a `SpaceMap`.
-      ValueError: If `optimizer` is unknown, the maps do not fit the spec, or a map is dense. Under
-        "sgd" orthogonal maps are allowed, because they commute with it and have factors of 1.
+      ValueError: If `optimizer` is unknown, the maps do not match the spec, or a map is dense.
+        Under "sgd" orthogonal maps are allowed, because they commute with it and have factors of 1.
 
     >>> from sail_jax.basis.spaces import spec
     >>> from sail_jax.growth import widen
@@ -255,7 +255,7 @@ def learning_rates(
         return out
 
     def along(axis: Axis) -> Array:
-        """The factors along an axis. Factors of a product multiply, and blocks are concatenated."""
+        """Returns the factors along an axis: products are multiplied, blocks concatenated."""
         lead, inner = parts(axis)
         out = jnp.ones(1)
         for f in lead:
@@ -269,7 +269,7 @@ def learning_rates(
 
 
 def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
-    """The factors for each role and new unit of a map in index form."""
+    """Computes the factors for each role and new unit of a map in index form."""
     write, read = (jnp.ones(m.new) if e is None else e for e in m.entries)
     gain, dual = (write != 0).astype(write.dtype), write * read
     if optimizer == "adam":
@@ -280,5 +280,5 @@ def _factors(m: SpaceMap, optimizer: str) -> dict[Role, Array]:
         "read": (read, write),
         "gain": (gain, dual),
     }
-    # Without a gradient, the rate does not matter.
+    # If there is no gradient, the rate does not matter.
     return {k: jnp.where(b == 0, 1, a / jnp.where(b == 0, 1, b)) for k, (a, b) in pairs.items()}

@@ -1,4 +1,4 @@
-"""Structured pruning: the units with the highest scores stay in each space.
+"""Structured pruning, which keeps the units with the highest scores in each space.
 
 Removing a unit removes its slice of every leaf that writes, reads or multiplies it. A spec lists
 these leaves. Heads are therefore removed with their group of queries, and fused leaves block by
@@ -66,10 +66,10 @@ def unit_scores(
 ) -> dict[str, np.ndarray]:
     """Scores the units of spaces by the magnitude of the weights that write and read them.
 
-    Each leaf with the space gives a unit the share of its slice in the leaf's sum of squares. The
-    score is the sum of these shares. All leaves therefore count equally, whatever their scale, and
-    each block of a fused leaf counts as a leaf. Leaves with one axis, such as biases and gains,
-    count only if no other leaf has the space.
+    For each leaf that contains the space, a unit is scored by the fraction of its slice in the
+    leaf's sum of squares. The score is the sum of these fractions. All leaves therefore count
+    equally, regardless of their scale, and each block of a fused leaf counts as a leaf. Leaves with
+    one axis, such as biases and gains, count only if no other leaf has the space.
 
     A dead unit has score 0. So does a copy of an earlier unit. The score of the earlier unit uses
     the readers of all its copies (see the module's docstring).
@@ -83,8 +83,8 @@ def unit_scores(
       The score of each unit, in float64, by the name of the space.
 
     Raises:
-      ValueError: If the spec lacks a space, or a leaf of a space is missing, traced, or has NaN or
-        infinite entries.
+      ValueError: If a space is unknown to the spec, or a leaf of a space is missing, traced, or has
+        NaN or infinite entries.
 
     References:
       Li et al., Pruning Filters for Efficient ConvNets, 2017 (arXiv 1608.08710).
@@ -107,12 +107,12 @@ def magnitude(
     *,
     scores: Mapping[str, ArrayLike] | None = None,
 ) -> dict[str, SpaceMap]:
-    """Makes maps that keep the units with the highest scores, in their old order.
+    """Makes maps that keep the units with the highest scores, in their original order.
 
     Apply the maps with `change_basis`. If the architecture allows it, the new network computes the
-    same as the old network with the removed units at zero. An RMSNorm averages over fewer units, so
-    the map of its space is scaled by the root of new / old. It is not scaled if the space has a
-    tied leaf or a further nonlinearity. A LayerNorm cannot be compensated.
+    same function as the old network with the removed units set to zero. An RMSNorm averages over
+    fewer units, so the map of its space is scaled by the root of new / old. It is not scaled if the
+    space has a tied leaf or a further nonlinearity. A LayerNorm cannot be compensated.
 
     Args:
       params: The parameters of the network, by path or as a pytree.
@@ -126,8 +126,8 @@ def magnitude(
       removes only dead units and copies preserves the function.
 
     Raises:
-      ValueError: If the spec lacks a space, a new size is not between 1 and the old size, or scores
-        are not finite or have another shape. As in `unit_scores`.
+      ValueError: If a space is unknown to the spec, a new size is not between 1 and the old size,
+        or scores are not finite or have another shape. As in `unit_scores`.
 
     References:
       Li et al., Pruning Filters for Efficient ConvNets, 2017 (arXiv 1608.08710).
@@ -150,8 +150,8 @@ def prune_units(
     Args:
       read: A function that reads the values of a leaf of the spec, by its path.
       spec: The spaces of the parameters.
-      sizes: As `magnitude` takes them.
-      scores: As `magnitude` takes them.
+      sizes: As for `magnitude`.
+      scores: As for `magnitude`.
 
     Returns:
       The maps and their losses.
@@ -176,14 +176,14 @@ def prune_units(
 
 
 def _kept(spec: Spec, name: str, new: int, units: _Units) -> tuple[SpaceMap, str]:
-    """The map that keeps the units with the highest scores, and its loss."""
+    """Makes the map that keeps the units with the highest scores, and computes its loss."""
     scores, dead, first = units
     old, words = len(scores), set(spec.space(name).nonlinearity.split())
-    # With equal scores, the earlier unit stays.
+    # For equal scores, the earlier unit is kept.
     keep = np.sort(np.argsort(-scores, kind="stable")[:new])
     place = np.full(old, -1)
     place[keep] = np.arange(new)
-    # Readers of all copies of a unit move to the first copy that stays.
+    # The first remaining copy of a unit takes over the readers of all copies.
     of_class = np.full(old, -1)
     of_class[first[keep[::-1]]] = place[keep[::-1]]
     at = np.where(place >= 0, place, of_class[first])
@@ -301,12 +301,12 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
         dead = np.zeros(n, bool)
         unread, unwritten = silent.get((name, "read")), silent.get((name, "write"))
         if words[name] == {"dot"} or (words[name] and not _SHARED & words[name]):
-            # A norm also uses units that are not read.
+            # A norm also depends on units that are not read.
             if unread is not None and not _NORMS & words[name]:
                 dead |= unread
             if unwritten is not None and words[name] <= _ZERO_KEPT:
                 dead |= unwritten
-        # The first of several copies represents all.
+        # The first of several copies represents all of them.
         dead = dead[first[name]]
         scores = matrices[name] if matrices[name].any() else vectors[name]
         scores = np.where(dead | (first[name] < np.arange(n)), 0.0, scores)
@@ -315,7 +315,7 @@ def _units(read: Read, spec: Spec, names: list[str]) -> dict[str, _Units]:
 
 
 def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, np.ndarray, int]]:
-    """Each use of these spaces, with the entries of each unit and the axes of the leaf."""
+    """Yields each use of these spaces, with the entries of each unit and the axes of the leaf."""
     alone, places = unfused(spec)
     path, x = None, np.zeros(0)
     for leaf in alone.leaves:
@@ -332,7 +332,7 @@ def _slices(read: Read, spec: Spec, names: set[str]) -> Iterator[tuple[Factor, n
 def _rows(
     x: np.ndarray, axes: tuple[Axis, ...], spec: Spec, names: set[str]
 ) -> Iterator[tuple[Factor, np.ndarray]]:
-    """The uses of these spaces in an unfused leaf."""
+    """Lists the uses of these spaces in an unfused leaf."""
     factors = [(k, f) for k, axis in enumerate(axes) for f in axis or (None,)]
     x = x.reshape([x.shape[k] if f is None else spec.space(f.space).size for k, f in factors])
     for k, (_, f) in enumerate(factors):
@@ -341,9 +341,9 @@ def _rows(
 
 
 def _squares(rows: np.ndarray, first: np.ndarray, summed: bool) -> np.ndarray:
-    """The sum of squares of each row, 0 for copies of an earlier unit.
+    """Computes the sum of squares of each row, 0 for copies of an earlier unit.
 
-    With `summed`, the first of several copies has the sum of their rows.
+    With `summed`, the first of several copies gets the sum of their rows.
     """
     out = np.zeros(len(rows))
     firsts, of = np.unique(first, return_inverse=True)

@@ -1,8 +1,8 @@
-"""Quantities that a network computes from its sizes, and their compensation in growth.
+"""Compensates in growth for quantities that a network computes from its sizes.
 
 Logits are divided by the root of a head's size, rotary frequencies depend on this size, and norms
 average over a width. Maps that are lossless for a linear reader must be fitted to these quantities.
-`fit` does this, and `judge` reports the remaining loss, in the terms of `exactness`.
+`fit` does this, and `judge` reports the remaining loss, in the form of `exactness`.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,8 +48,8 @@ class Fitted(NamedTuple):
 def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) -> Fitted:
     """Fits maps to heads of a new size, and to norms over copies and averages.
 
-    A network divides logits by the root of the size of a head. The product of queries and keys is
-    therefore multiplied by the root of this size's growth. Rotary pairs move to the positions of
+    A network divides logits by the root of the size of a head, so the product of queries and keys
+    is multiplied by the root of the growth of this size. Rotary pairs are moved to the positions of
     their frequencies. Under a LayerNorm over copies and averages, epsilon and gains are corrected.
     If the configuration does not state epsilon, the map is scaled instead.
 
@@ -72,7 +72,7 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
             # A map onto more units is not invertible, but it keeps q . k if `read @ write` is the
             # identity.
             granted[name] = _lost(m)
-            # This network does not divide logits by the size of a head, so no factor is needed.
+            # This network does not divide logits by the size of a head, so no factor is required.
             if not config.get("scale_attn_weights", True):
                 continue
             # One side of the product is written with `write`, the other with `read`. The factors
@@ -98,7 +98,7 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
                 eta.add(name)
                 notes[f"{key} times {t**2:.6g}, and the norms' gains times its root"] = 0
             else:
-                # If the config lacks an epsilon for this norm, or the factor is not LEMON's, the
+                # If the config contains no epsilon for this norm, or the factor is not LEMON's, the
                 # activations are divided instead, with the same effect.
                 out[name] = _times(m, 1 / t, t)
     return Fitted(out, new, granted, frozenset(eta), tuple(notes))
@@ -111,11 +111,10 @@ def judge(spec: Spec, maps: Mapping[str, SpaceMap], fitted: Fitted, lossy: str =
       spec: The spec of the network, at the old widths.
       maps: The maps before fitting.
       fitted: The result of `fit`.
-      lossy: The reason why the method loses something in every changed space; "" if it does not.
+      lossy: The reason why the method is lossy in every changed space; "" if it is not.
 
     Returns:
-      The report of `exactness` on the unfitted maps, with the reasons of `fitted` where it has
-      some.
+      The report of `exactness` on the unfitted maps, with the reasons of `fitted` if there are any.
     """
     rows = []
     for row in exactness(spec, maps).spaces:
@@ -170,7 +169,7 @@ def without_ties(spec: Spec, names: Collection[str]) -> Spec:
 
 
 def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
-    """The map with multiplied entries; its claimed family is at most MONOMIAL."""
+    """Multiplies the entries of a map; its claimed family is at most MONOMIAL."""
     w, r = m.entries
     ones = jnp.ones(m.new)
     w, r = (write * (ones if w is None else w), read * (ones if r is None else r))
@@ -180,15 +179,16 @@ def _times(m: SpaceMap, write: float, read: float) -> SpaceMap:
 
 
 def _lost(m: SpaceMap) -> str:
-    """The loss of the map for a linear reader; "" if lossless or traced."""
+    """Returns the loss of the map for a linear reader; "" if lossless or traced."""
     lost, rounding = measure(m) or (0.0, 0.0)
     return "" if lost <= rounding else f"read @ write differs from the identity by {lost:.2g}"
 
 
 def _rotary(spec: Spec, name: str) -> bool:
-    """Whether a space holds queries and keys, in pairs of units that rotary positions rotate.
+    """Checks whether a space contains queries and keys, in pairs of units that rotary positions
+    rotate.
 
-    Keys live in the dual of the units that queries write, so an axis has a starred factor next to
+    Keys belong to the dual of the space that queries write, so an axis has a starred factor next to
     the plain factor of their head. Other outer spaces within a head are not rotary.
     """
     keys = any(
@@ -201,9 +201,7 @@ def _rotary(spec: Spec, name: str) -> bool:
 
 
 def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
-    """The reason why rotary pairs cannot move to the positions of their frequencies; "" if they
-    can.
-    """
+    """Returns why rotary pairs cannot move to the positions of their frequencies, or ""."""
     rope = {**(config.get("rope_parameters") or {}), **(config.get("rope_scaling") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     gains = [use.path for use in spec.uses(name) if use.role == "gain"]
@@ -220,7 +218,8 @@ def _why_not_spread(m: SpaceMap, spec: Spec, name: str, config: Config) -> str:
 
 
 def _spread(old: int, new: int) -> SpaceMap:
-    """The map that moves each rotary pair to the position of its frequency in the larger head.
+    """Makes the map that moves each rotary pair to the position of its frequency in the larger
+    head.
 
     Pair (i, i + old/2) has the frequency base^(-2 i / old). It becomes pair i * new / old, which
     has the same frequency. The pairs between are zero. Each side is scaled by (new/old)^(1/4),
@@ -236,7 +235,7 @@ def _spread(old: int, new: int) -> SpaceMap:
 
 
 def _centred(m: SpaceMap) -> float | None:
-    """The factor t > 0 of copies and averages on a space's standard deviation.
+    """Returns the factor t > 0 of copies and averages on a space's standard deviation.
 
     With epsilon times t^2, a LayerNorm of `write @ x` is 1/t times `write @ LayerNorm(x)`. None
     unless the rows of `write` are equally many copies of each unit, and averages.
@@ -260,7 +259,7 @@ def _centred(m: SpaceMap) -> float | None:
 
 
 def _epsilon(rules: Rules, config: Config, space: str) -> str:
-    """The entry that states the epsilon of the norms of a space; "" if it is missing."""
+    """Returns the entry with the epsilon of the norms of a space; "" if it is missing."""
     for key, text in rules.settings:
         if path_pattern(text.split()[0]).fullmatch(space):
             tower = key.rpartition(".")[0]

@@ -1,7 +1,7 @@
-"""Initial routers for mixtures of experts: random, zero, or from prompts.
+"""Makes initial routers for mixtures of experts: random, zero, or from prompts.
 
 A router has a row for each expert. A token's state is multiplied by the rows, and the experts with
-the largest products are used. A row that points towards the states of some prompts therefore sends
+the largest products are used. A row in the direction of the states of some prompts therefore routes
 similar text to its expert:
 
     row = (s - t) / |s - t|,    with the states s of positive and t of negative prompts
@@ -65,7 +65,7 @@ def drawn(
     Args:
       kind: "random" draws from the standard normal distribution. "uniform_random" draws uniformly
         up to 1 / sqrt(width), like PyTorch's linear layers. "zero" gives every expert the same
-        share.
+        weight.
       layers: The number of layers.
       experts: The number of experts.
       width: The width of the network.
@@ -90,7 +90,7 @@ def drawn(
 def of_prompts(
     experts: Sequence[Prompts], states: States, *, unit: bool = False
 ) -> Float[np.ndarray, "layer expert width"]:
-    """Makes rows of routers that point towards the prompts of experts.
+    """Makes rows of routers in the direction of the prompts of experts.
 
     Args:
       experts: The prompts of each expert.
@@ -103,7 +103,7 @@ def of_prompts(
       of negative prompts.
 
     Raises:
-      ValueError: If an expert lacks prompts, or a prompt lacks tokens.
+      ValueError: If an expert has no prompts, or a prompt has no tokens.
     """
     for e, prompts in enumerate(experts):
         if not prompts.positive:
@@ -124,7 +124,7 @@ def of_prompts(
 
 
 def _direction(x: Float[np.ndarray, "*n width"]) -> Float[np.ndarray, "*n width"]:
-    """x divided by its length, or by 1e-8 if that is larger."""
+    """Divides x by its length, or by 1e-8 if that is larger."""
     return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _LEAST)
 
 
@@ -133,7 +133,7 @@ def embedded(rows: Rows, layers: int) -> States:
 
     Args:
       rows: Looks up embeddings.
-      layers: The number of layers. All get the same state.
+      layers: The number of layers, all of which get the same state.
 
     Returns:
       The function.
@@ -167,7 +167,7 @@ def hidden(
       embeddings: The name of their table.
       mean: Whether the state is the mean over all tokens; if not, the last token.
       most: The largest number of bytes for activations of prompts that run together. A prompt that
-        needs more runs alone.
+        requires more runs alone.
 
     Returns:
       The function.
@@ -227,7 +227,7 @@ def activations(config: Config, tokens: int) -> int:
       tokens: The length of the prompt.
 
     Returns:
-      The bytes of one layer's arrays that are held at once, in float32.
+      The bytes of one layer's arrays that are in memory at once, in float32.
     """
     width, heads = count(config, "hidden_size"), count(config, "num_attention_heads")
     hidden = count(config, "intermediate_size", default=4 * width)
@@ -272,7 +272,7 @@ class _Body(Mapping[str, Any]):
 
 
 def dependent(rows: Float[np.ndarray, "layer expert width"], most: float = 5.0) -> list[int]:
-    """Lists the layers with nearly dependent rows, where some experts stay unused.
+    """Lists the layers with nearly dependent rows, in which some experts remain unused.
 
     Args:
       rows: The rows of routers.

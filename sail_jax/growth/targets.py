@@ -1,4 +1,4 @@
-"""The target of growth: a configuration, read into layers and sizes of spaces.
+"""Reads the target of growth, a configuration, into layers and sizes of spaces.
 
 `sail_jax.growth.networks.plan` uses these functions. They check the configuration against the
 tensors, read the target, and find the new size of every space.
@@ -23,8 +23,8 @@ TIES = ("tie_word_embeddings", "tied")
 # run.
 _READ = (*EPSILONS, "rope_scaling", "rope_parameters", "max_window_layers")
 
-# A configuration may state any number. Sizes of spaces must stay below this limit. A typing error
-# then gives a message instead of a huge allocation.
+# A configuration may contain any number. Sizes of spaces must be below this limit, so that a typo
+# causes an error instead of a huge allocation.
 _MOST = 1 << 24
 # Each tensor of each layer is planned separately, in milliseconds. A mistyped depth would take
 # hours.
@@ -40,7 +40,7 @@ def rules_of(
 ) -> Callable[[Config], Rules]:
     """Finds the function from a network's configuration to its rules.
 
-    `rules` is None for the rules of the configuration's architecture, `Rules` for every
+    `rules` is None for the rules of the configuration's architecture, `Rules` that apply to every
     configuration, or a function that makes them. Raises a TypeError if `rules` is neither `Rules`
     nor callable, and a ValueError if it is None and the architecture is unknown.
     """
@@ -81,7 +81,8 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
       The number of layers, by the entry of the configuration that counts them.
 
     Raises:
-      ValueError: If a layer is missing, or lacks a leaf that another layer has by the same rule.
+      ValueError: If a layer is missing, or a leaf is missing in a layer but present in another by
+        the same rule.
     """
     by_key: dict[str, dict[tuple[str, str], set[int]]] = {}
     for path in paths:
@@ -91,8 +92,8 @@ def layer_count(rules: Rules, paths: Iterable[str]) -> dict[str, int]:
     counts = {}
     for key, names in by_key.items():
         indices = set[int]().union(*names.values())
-        # The count matches the largest number only if no number from 0 on is missing. The message
-        # contains the leaf with the largest number.
+        # The count matches the largest number only if no number is missing. The message contains
+        # the leaf with the largest number.
         if len(indices) <= max(indices):
             (before, after), numbers = max(names.items(), key=lambda item: max(item[1]))
             lost = next(n for n in range(max(indices)) if n not in indices)
@@ -154,7 +155,7 @@ def _check_read(config: Config, prefix: str = "") -> None:
 
 
 def _check_entry(key: str, said: object, actual: object) -> None:
-    """Raises ValueError if an entry states another size than the tensors have."""
+    """Raises a ValueError if an entry contradicts the size of the tensors."""
     if said is not None and (isinstance(said, bool) or said != actual):
         raise ValueError(f"the configuration states {key!r}: {said!r}, but the tensors {actual}")
 
@@ -193,8 +194,8 @@ def target(
         raise ValueError("to is empty: expected at least one entry")
     new = rules.resized(config, spec)
     for key, count in counts.items():
-        # The tensors show the number of layers even if the configuration relies on a default.
-        # Growth can then multiply it.
+        # The tensors determine the number of layers, which growth can multiply even if the
+        # configuration relies on a default.
         if not isinstance(look(new, key), list | tuple):
             new = put(new, key, count)
     if set(to) <= {"width", "depth"}:
@@ -232,7 +233,7 @@ def target(
 
 
 def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Entries by dotted key; a nested configuration changes entry by entry."""
+    """Returns entries by dotted key, so that a nested configuration changes entry by entry."""
     for key, value in to.items():
         inner = look(config, prefix + key)
         if isinstance(value, Mapping) and isinstance(inner, Mapping):
@@ -241,7 +242,7 @@ def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[t
             if not isinstance(inner, Sequence) or isinstance(inner, str):
                 raise ValueError(f"{prefix + key} is {inner!r}, not a list; got {value!r}")
             # The lists may differ in length, because a list of layers grows with them. Factors
-            # apply to the old value at the same place, and new places need numbers.
+            # apply to the old value at the same position, and new positions require numbers.
             numbers = [_times(key, n, x) for n, x in zip(inner, value, strict=False)]
             yield prefix + key, [*numbers, *value[len(numbers) :]]
         else:
@@ -249,7 +250,7 @@ def _flat(to: Mapping[str, Any], config: Config, prefix: str = "") -> Iterator[t
 
 
 def _times(key: str, old: Any, value: Any) -> Any:
-    """The value, or a multiple of the old value: "2x" of 8 is 16."""
+    """Returns the value, or a multiple of the old value: "2x" of 8 is 16."""
     if not isinstance(value, str) or not value.endswith("x"):
         return value
     try:
@@ -262,7 +263,7 @@ def _times(key: str, old: Any, value: Any) -> Any:
 
 
 def _multiple(key: str, old: Any, factor: Any) -> int:
-    """A whole number times a factor; ValueError unless the result is a whole number below 2^31."""
+    """Multiplies a whole number by a factor; the result must be a whole number below 2^31."""
     if isinstance(factor, str) and factor.endswith("x"):
         return _times(key, old, factor)
     if type(old) is not int:
@@ -287,7 +288,7 @@ def _scaled(
     spec: Spec,
     counts: Mapping[str, int],
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """Every width and depth times its factor; the number of heads is multiplied, not their size."""
+    """Multiplies widths and depths by their factors, and the number of heads, not their size."""
     sizes = {}
     grouped = {
         f.space
@@ -298,14 +299,14 @@ def _scaled(
     }
     if "width" in to:
         # Flax configurations have an entry `width`, so {"width": 64} could mean a size or a factor.
-        # A number at least as large as the width is certainly meant as a size.
+        # A number at least as large as the width is assumed to be a size.
         own = look(config, "width")
         if isinstance(own, int) and isinstance(to["width"], int) and to["width"] >= own:
             raise ValueError(
                 f"width={to['width']} alone or with depth is a factor, and the network has "
                 f"width {own}: state a size together with another entry, or write '2x'"
             )
-        # The first pair of an entry decides (`dict` keeps the last of equal keys, hence the
+        # The first pair of an entry is used (`dict` keeps the last of equal keys, hence the
         # reversal). In a product, the first factor grows: if num_attention_heads is key heads times
         # queries per key head, the key heads grow.
         first = {key: text.split()[0] for key, text in reversed(rules.settings)}
@@ -318,14 +319,14 @@ def _scaled(
             if any(map(path_pattern(text).fullmatch, wide)):
                 config = put(config, key, _multiple(key, look(config, key), to["width"]))
         # Spaces without an entry are given by name. Spaces that follow another space on an axis are
-        # its units, and keep their number.
+        # its units, whose number does not change.
         stated = [path_pattern(name) for _, text in rules.settings for name in text.split()]
         for name in wide:
             if name not in grouped and not any(p.fullmatch(name) for p in stated):
                 sizes[name] = _multiple(name, spec.space(name).size, to["width"])
         for s in spec.spaces:
             # A norm multiplies the stream, so an outer space with a gain is the stream of a model
-            # without a head. Its width is visible to users of the model.
+            # without a head. Users of the model depend on its width.
             if ends(spec, s.name) and any(use.role == "gain" for use in spec.uses(s.name)):
                 raise ValueError(
                     f"a base model returns its stream {s.name!r}, which a factor of width keeps "
@@ -354,7 +355,7 @@ def _scaled(
 
 
 def _is_set(spec: Spec, name: str) -> bool:
-    """Whether leaves only write a space, or only read it, such as latents that are averaged."""
+    """Checks whether leaves only write or only read a space, such as averaged latents."""
     uses = spec.uses(name)
     return len({use.role for use in uses} - {"gain"}) < 2 and not any(use.tied for use in uses)
 
@@ -376,7 +377,7 @@ def check_depth(key: str, old: int, new: object) -> None:
 def _whole(
     config: Config, to: Mapping[str, Any], rules: Rules, counts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """A whole configuration as the target; ValueError if it changes an entry that growth keeps."""
+    """Reads a whole configuration as the target, which must keep the other entries."""
     # Families are compared instead of model types, because several types share a table (mistral,
     # llama).
     old, new = _family(config), _family(to)
@@ -387,7 +388,7 @@ def _whole(
     for key, (was, now) in differences(config, to).items():
         if key not in sizes:
             raise ValueError(f"growth keeps {key!r}: it is {was!r}, to states {now!r}")
-    # Entries that the target does not state keep their values, instead of taking defaults.
+    # Entries that are missing in the target keep their values, instead of taking defaults.
     out = {key: config[key] for key in KEPT_ENTRIES if key in config} | dict(to)
     for key in counts:
         # A target may omit the depth of a tower.
@@ -413,7 +414,7 @@ def ends(spec: Spec, name: str) -> bool:
     Raises:
       ValueError: For an unknown space.
     """
-    # A space that follows another space on an axis holds the units within a head.
+    # A space that follows another space on an axis contains the units within a head.
     inner = any(
         f.space == name
         for use in spec.uses(name)
@@ -424,10 +425,10 @@ def ends(spec: Spec, name: str) -> bool:
 
 
 def _family(config: Config) -> Any:
-    """The architecture of a configuration, or its "model_type" if the architecture is unknown."""
+    """Returns the architecture of a configuration, or its "model_type" if it is unknown."""
     try:
         return architectures.of(config).name
-    except ValueError:  # the caller gave their own rules
+    except ValueError:  # the caller passed rules
         return config.get("model_type")
 
 
@@ -509,7 +510,7 @@ def _check_pruned(method: str, spec: Spec, space: Space, new: int) -> None:
 
 
 def other_outputs(rules: Rules, spec: Spec, sizes: Mapping[str, int]) -> dict[str, str]:
-    """Lists the outputs of a network that get another size.
+    """Lists the outputs of a network whose size changes.
 
     `spec` is the spec of the network with its new layers. Returns a sentence with the entry that
     states the size, for each such output space.

@@ -1,21 +1,21 @@
-"""Mixtures of experts from dense networks: the source of each tensor, and its changes.
+"""Makes mixtures of experts from dense networks: the source of each tensor, and its changes.
 
-A mixture has the attention, norms and embeddings of one dense network. Experts replace its
-feed-forward parts, and a router chooses some experts for each token. An expert is the feed-forward
-part of a dense network: the same network, or another one that was fine-tuned from it.
+A mixture consists of the attention, norms and embeddings of one dense network, with experts in
+place of its feed-forward parts. A router selects some experts for each token. An expert is the
+feed-forward part of a dense network: the same network, or another one that was fine-tuned from it.
 
     y = sum_e s_e(x) expert_e(x),    s = the k largest of softmax(router x), divided by their sum
 
-Qwen2-MoE adds a shared expert, which every token uses, with a separate share:
+Qwen2-MoE adds a shared expert, which every token uses, with a separate weight:
 
     y + sigmoid(g x) shared(x)
 
-The shared expert of Granite has the share 1.
+The shared expert of Granite has weight 1.
 
-The shares s add up to 1. Equal experts therefore give y = expert(x), whatever the router is, and
-the mixture computes the same as the dense network. A shared expert must then add nothing. Either
-its last layer is zero, or its share is known and the other experts are scaled to the rest. The
-share is 1/2 if g is zero.
+The weights s add up to 1. Equal experts therefore give y = expert(x) for any router, and the
+mixture computes the same function as the dense network. This requires that a shared expert adds
+nothing: either its last layer is zero, or its weight is known and the other experts are scaled to
+the rest. The weight is 1/2 if g is zero.
 
 In training, only the router distinguishes equal experts. Noise breaks this symmetry. So does
 drop-upcycling, which draws new values for a fraction of the hidden units of each expert.
@@ -58,14 +58,13 @@ class Target(NamedTuple):
       prefix: The start of its class names.
       router: The name of the router within a layer.
       expert: The names of the experts' tensors within a layer, with the dense parts in each tensor,
-        concatenated along rows. A name with `{e}` (the number of the expert) holds one expert. A
-        name without it holds all experts, stacked.
+        concatenated along rows. A tensor whose name contains `{e}` (the number of the expert)
+        stores one expert. Any other tensor stores all experts, stacked.
       count: The entry of the configuration that states the number of experts.
-      states: Further entries of the configuration. A string is the name of a dense network's entry.
-        A mapping has a value for each source.
+      states: Further entries of the configuration. A string is the name of an entry of the dense
+        network. A mapping contains a value for each source.
       shared: Like `expert`, for the shared expert; empty without one.
-      share: The name of the tensor that computes the shared expert's share; empty if the share is
-        1.
+      share: The name of the tensor that computes the weight of the shared expert; empty if it is 1.
     """
 
     label: str
@@ -84,12 +83,12 @@ _DOWN = "mlp.down_proj"
 
 
 def _within(folder: str) -> dict[str, tuple[str, ...]]:
-    """The tensors of an expert with separate tensors, with the names of dense parts."""
+    """Returns the tensors of an expert with separate tensors, with the names of dense parts."""
     return {name.replace("mlp.", folder): (name,) for name in _DENSE}
 
 
 def _granite(folder: str) -> dict[str, tuple[str, ...]]:
-    """The two tensors of Granite's experts; one holds both weights that read the stream."""
+    """Returns the two tensors of Granite's experts; one joins both weights that read the stream."""
     return {f"{folder}input_linear": _DENSE[:2], f"{folder}output_linear": _DENSE[2:]}
 
 
@@ -148,8 +147,8 @@ TARGETS = {
 }  # fmt: skip
 """The kinds of mixtures by model type."""
 
-# The defaults of dense networks for missing entries. Mixtures have other defaults, so these must be
-# stated.
+# The defaults of dense networks for missing entries. Mixtures have other defaults, so these are
+# written explicitly.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
@@ -178,7 +177,7 @@ class Expert(NamedTuple):
 
 @dataclass(frozen=True)
 class Edit:
-    """The change of one weight of an expert. Weights of one shape share the compiled program.
+    """The change of one weight of an expert. Weights of the same shape share a compiled program.
 
     Attributes:
       noise: As the attribute of `Expert`.
@@ -204,7 +203,8 @@ class Edit:
             of_weight = jax.random.fold_in(of_expert, weight)
             if self.drop:
                 units = y.shape[self.axis]
-                # The three weights of an expert use one key, and therefore lose the same units.
+                # The three weights of an expert use the same key, and therefore replace the same
+                # units.
                 order = jax.random.permutation(of_expert, units)
                 y = redrawn(y, order, round(self.drop * units), of_weight, self.axis)
             if self.noise:
@@ -218,8 +218,8 @@ def redrawn(
 ) -> Float[Array, "n m"]:
     """Draws new entries for some units of a weight from a normal distribution.
 
-    The replaced entries give its mean and standard deviation. `order` numbers the units along
-    `axis`, and the first `few` units are replaced. Only these are drawn.
+    Its mean and standard deviation are those of the replaced entries. `order` numbers the units
+    along `axis`, and the first `few` units are replaced. Only these are drawn.
     """
     if not few:
         return x
@@ -247,7 +247,7 @@ class Part(NamedTuple):
     operands: Any = ()
 
     def of(self, models: Sequence[Tree]) -> Any:
-        """Returns the tensor for these networks: their own array, or a computed one."""
+        """Returns the tensor for these networks: one of their arrays, or a computed one."""
         if self.source is None:
             return self.operands
         model, name = self.source
@@ -258,7 +258,7 @@ class Part(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A tensor of a mixture that holds several parts.
+    """A tensor of a mixture that consists of several parts.
 
     Attributes:
       like: Its shape and dtype.
@@ -283,8 +283,8 @@ class Plan(NamedTuple):
     Attributes:
       config: Its configuration.
       parts: Its tensors by name.
-      alike: Whether the mixture computes the same as the dense network. Every expert is then the
-        base's feed-forward part, and a shared expert adds nothing.
+      alike: Whether the mixture computes the same function as the dense network. Every expert is
+        then the base's feed-forward part, and a shared expert adds nothing.
     """
 
     config: Config
@@ -298,13 +298,13 @@ def target_of(model_type: str, named: str | None = None) -> str:
     Args:
       model_type: The model type of the dense networks.
       named: A model type of mixtures, or the start of a label, case-insensitive. None for the first
-        kind that fits.
+        suitable kind.
 
     Returns:
       A key of `TARGETS`.
 
     Raises:
-      ValueError: If no kind fits.
+      ValueError: If no kind is suitable.
 
     >>> target_of("mistral"), target_of("qwen3", "Qwen3 MoE")
     ('mixtral', 'qwen3_moe')
@@ -339,7 +339,7 @@ def mixture_config(config: Config, kind: str, experts: int, used: int) -> dict[s
       used: The number of experts that each token uses.
 
     Returns:
-      The configuration. It states the defaults of the dense network, because mixtures have other
+      The configuration. It contains the defaults of the dense network, because mixtures have other
       defaults.
 
     Raises:
@@ -387,8 +387,8 @@ def plan(
       config: The configuration of the base.
       experts: The experts, in order.
       router: The rows of the routers, `(layer, expert, width)`. Each expert has one row. A last row
-        gives the share of a shared expert, if the share is not 1.
-      used: How many experts each token uses.
+        computes the weight of a shared expert, if it is not 1.
+      used: The number of experts that each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
       shared: The expert that every token uses, for a kind of mixtures that has one.
       key: A PRNG key, for noise and for weights that are drawn anew.
@@ -467,8 +467,8 @@ def upcycle(
       models: The dense networks, arrays by name, the base first.
       config: The configuration of the base.
       experts: The experts.
-      router: The rows of the routers, `(layer, expert, width)`, as `plan` takes them.
-      used: How many experts each token uses.
+      router: The rows of the routers, `(layer, expert, width)`, as for `plan`.
+      used: The number of experts that each token uses.
       kind: A key of `TARGETS`; by default the first that is made of such networks.
       shared: The expert that every token uses, for a kind of mixtures that has one.
       key: A PRNG key, for noise and for weights that are drawn anew.
@@ -489,14 +489,14 @@ def upcycle(
 
 
 def _joined(parts: Sequence[Part], stacked: int) -> Part | Joined:
-    """One tensor of parts, concatenated along rows; `stacked` counts experts, 0 without a stack."""
+    """Joins parts along rows into one tensor; `stacked` counts experts, 0 without a stack."""
     rows = sum(part.like.shape[0] for part in parts)
     width = parts[0].like.shape[1]
     shape = (stacked, rows // stacked, width) if stacked else (rows, width)
     if shape == parts[0].like.shape:
         return parts[0]
     dtypes = {np.dtype(part.like.dtype) for part in parts}
-    # Several dtypes are joined in one that holds all of them.
+    # Several dtypes are joined in the dtype to which all of them promote.
     wide = np.dtype(np.float64 if np.dtype(np.float64) in dtypes else np.float32)
     dtype = dtypes.pop() if len(dtypes) == 1 else wide
     return Joined(jax.ShapeDtypeStruct(shape, dtype), tuple(parts))
@@ -507,11 +507,12 @@ def _alike(
     shared: Expert | None,
     share: Float[np.ndarray, "layer 1 width"] | None,
 ) -> bool:
-    """Whether the experts, with the shared expert, equal the base's feed-forward part.
+    """Checks whether the experts, with the shared expert, equal the base's feed-forward part.
 
-    `share` is the tensor for the shared expert's share; None if the share is 1.
+    `share` is the tensor for the weight of the shared expert; None if it is 1.
     """
-    # A shared expert with zero output adds nothing. A share with zero weights is sigmoid(0) = 1/2.
+    # A shared expert with zero output adds nothing. If the gate is zero, its weight is sigmoid(0) =
+    # 1/2.
     if shared is None or shared.residual == 0:
         return all(expert == Expert() for expert in experts)
     own = Expert(residual=1 - shared.residual * (1.0 if share is None else 0.5))
@@ -539,7 +540,7 @@ def _check(experts: Sequence[Expert], all_of: Sequence[Expert], used: int, model
 
 
 def _layers(base: Tree) -> dict[str, dict[str, str]]:
-    """The names of the feed-forward weights by kind, for each layer's prefix in order."""
+    """Returns the names of the feed-forward weights by kind, for each layer's prefix in order."""
     found: dict[tuple[int, str], dict[str, str]] = {}
     for name in base:
         match = re.fullmatch(r"((?:.*\.)?layers\.(\d{1,9})\.)(mlp\.\w+)\.weight", name)
@@ -557,7 +558,7 @@ def _layers(base: Tree) -> dict[str, dict[str, str]]:
 def _source(
     models: Sequence[Tree], expert: Expert, e: int, name: str, like: jax.ShapeDtypeStruct
 ) -> tuple[tuple[int, str], jax.ShapeDtypeStruct]:
-    """A weight of an expert: its place, shape and dtype, checked against the base."""
+    """Finds a weight of an expert, and checks its shape and dtype against the base."""
     model = models[expert.model]
     if name not in model:
         raise ValueError(f"experts[{e}]: the tensor {name!r} is missing{nearest(name, model)}")
@@ -574,7 +575,7 @@ def _edited(
     expert: Expert, dense: str, name: str,
     source: tuple[tuple[int, str], jax.ShapeDtypeStruct], drawn: Any,
 ) -> Part:  # fmt: skip
-    """A weight of an expert as a part of the mixture."""
+    """Makes a part of the mixture from a weight of an expert."""
     place, like = source
     residual = float(expert.residual) if dense == _DOWN else 1.0
     edit = Edit(float(expert.noise), residual, float(expert.drop), int(dense == _DOWN))

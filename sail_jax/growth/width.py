@@ -36,7 +36,7 @@ Widths = Callable[[Spec, Mapping[str, int], PRNGKeyArray | None, Options], dict[
 def project(
     old: int, new: int, key: PRNGKeyArray, *, how: Literal["orthogonal", "gaussian"] = "orthogonal"
 ) -> SpaceMap:
-    """Projects a space at random, keeping the mean square of its units; it may grow or shrink.
+    """Projects a space at random to more or fewer units, keeping the mean square of its units.
 
     Args:
       old: The number of units.
@@ -154,7 +154,7 @@ def split_readers(m: SpaceMap, weights: Float[ArrayLike, "new"]) -> SpaceMap:
 def _divided(
     weights: Array, write: Array | None, index: Array, old: int
 ) -> tuple[Float[Array, "old"], Float[Array, "new"]]:
-    """The total weight of the copies of each old unit, and the share of each new unit."""
+    """Computes the total weight of the copies of each old unit, and the share of each new unit."""
     # The shares of all copies, times their write factors, must add up to one: sum_j read_j write_j
     # = 1 for each old unit.
     total = jnp.zeros(old).at[index].add(weights if write is None else weights * write)
@@ -175,11 +175,11 @@ def tile(
     There are `new // old` copies of all units and a remainder of `new % old` units. Units that
     "zero" and "average" add are not read. Without a remainder this is `widen`: EVEN_DUPLICATION.
 
-    "average" suits a LayerNorm. If its epsilon becomes eta^2 epsilon with eta = `lemon_gain`, the
-    norm computes copies of its old output divided by eta, and zeros. Its gain must be multiplied by
-    eta, which a map cannot do; see `scale_norms`. "zero" with `isometric` suits an RMSNorm. It
-    divides the copies by eta, which keeps the mean square, so the norm's output stays the same with
-    unchanged epsilon and gain.
+    "average" is suitable for a LayerNorm. If its epsilon becomes eta^2 epsilon with eta =
+    `lemon_gain`, the norm computes copies of its old output divided by eta, and zeros. Its gain
+    must be multiplied by eta, which a map cannot do; see `scale_norms`. "zero" with `isometric` is
+    suitable for an RMSNorm. It divides the copies by eta, which keeps the mean square, so the
+    norm's output stays the same with unchanged epsilon and gain.
 
     Args:
       old: The number of units.
@@ -242,7 +242,7 @@ def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float =
 
     Args:
       m: The map. Its `write` does not change.
-      gram: E x x^T over the activations x that the readers get (not centred), of shape (old, old).
+      gram: E x x^T over the activations x of the readers (not centred), of shape (old, old).
       ridge: A number that is added to the diagonal of `write @ gram @ write.T`, relative to the
         mean of that diagonal.
 
@@ -266,7 +266,7 @@ def compensate(m: SpaceMap, gram: Float[ArrayLike, "old old"], *, ridge: float =
 
 @jax.jit
 def _least_squares(write: Array, G: Array, ridge: float) -> Float[Array, "old new"]:
-    """G write^T (write G write^T + ridge)^-1, with a pseudo-inverse."""
+    """Computes G write^T (write G write^T + ridge)^-1, with a pseudo-inverse."""
     small = write @ G @ write.T
     # The ridge is relative to the mean eigenvalue, so it does not depend on the scale of
     # activations.
@@ -335,7 +335,7 @@ def singular(
       new_in: The new number of rows.
       new_out: The new number of columns.
       key: With a key, W has independent entries N(0, 1/new), which keep the squared norm of S~ in
-        expectation. Without a key, W holds the singular vectors, padded with zeros or cut. The
+        expectation. Without a key, W contains the singular vectors, padded with zeros or cut. The
         result is then theta's best approximation of rank r', padded or cut.
 
     Returns:
@@ -400,8 +400,8 @@ def fpi(
       A map for each space of `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is set and a map is
-        lossy. The message contains the space.
+      ValueError: If a space is unknown to the spec, a space would shrink, or `lossless` is set and
+        a map is lossy. The message contains the space.
 
     References:
       Chen et al., bert2BERT, 2022 (arXiv 2110.07143).
@@ -438,8 +438,9 @@ def hypercloning(
       A map for each space of `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space, a space would shrink, or a new size is not a multiple
-        of the old size. If `lossless` is set and a map is lossy. The message contains the space.
+      ValueError: If a space is unknown to the spec, a space would shrink, or a new size is not a
+        multiple of the old size. If `lossless` is set and a map is lossy. The message contains the
+        space.
 
     References:
       Samragh et al., Scaling Smart (HyperCloning), 2024 (arXiv 2409.12903).
@@ -490,8 +491,8 @@ def lemon(
       A map for each space of `sizes`.
 
     Raises:
-      ValueError: If the spec lacks a space, a space would shrink, or `lossless` is set and a map is
-        lossy. The message contains the space.
+      ValueError: If a space is unknown to the spec, a space would shrink, or `lossless` is set and
+        a map is lossy. The message contains the space.
 
     References:
       Wang et al., LEMON: Lossless model expansion, 2024 (arXiv 2310.07999).
@@ -526,7 +527,7 @@ def each_space(make: Make) -> Widths:
 
     Returns:
       The `widths` of a growth method, a function of the spec, the new sizes, a key and options. It
-      raises a ValueError if the spec lacks a space or a space would shrink.
+      raises a ValueError if a space is unknown to the spec or would shrink.
 
     >>> from sail_jax.basis.spaces import spec
     >>> s = spec({"bias": jnp.zeros(2)}, {"bias": "h"}, spaces={"h": "outer"})

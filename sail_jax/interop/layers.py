@@ -1,7 +1,7 @@
-"""Whether layers compute the same in a new order, by the transformers class of a config.json.
+"""Checks whether layers compute the same functions in a new order, by the class in transformers.
 
-The class is built without weights, by a process of its own: importing torch and transformers takes
-seconds and half a gigabyte, which do not count toward the memory of a merge.
+The class is built without weights in a separate process: importing torch and transformers takes
+seconds and half a gigabyte, which should not count toward the memory of a merge.
 """
 
 import importlib.util
@@ -22,13 +22,13 @@ def available() -> bool:
     """Checks whether torch and transformers are installed.
 
     Returns:
-      Whether they are. None of them is imported.
+      Whether they are, without importing them.
     """
     return all(map(importlib.util.find_spec, ("torch", "transformers")))
 
 
 def changed_kind(old: Config, new: Config, layers: Sequence[int]) -> str:
-    """Finds a layer that computes another kind of function in its new place.
+    """Finds a layer that computes another kind of function at its new position.
 
     Args:
       old: The content of config.json.
@@ -36,8 +36,8 @@ def changed_kind(old: Config, new: Config, layers: Sequence[int]) -> str:
       layers: The number of the old layer, for each of the new ones.
 
     Returns:
-      What differs in which layer, and the entries of `old` that determine it; "" if every layer
-      computes what it did, or if transformers cannot build the network of `old`.
+      The difference, its layer, and the entries of `old` that determine it; "" if every layer
+      computes the same function as before, or if transformers cannot build the network of `old`.
     """
     asked = {"old": old, "new": new, "layers": list(layers)}
     try:
@@ -51,7 +51,7 @@ def changed_kind(old: Config, new: Config, layers: Sequence[int]) -> str:
 
 
 def _computed(layer: Any) -> dict[str, Any]:
-    """The classes of a layer's modules, the shapes of its tensors, and its plain attributes."""
+    """Returns the classes of a layer's modules, its tensors' shapes, and its plain attributes."""
     found: dict[str, Any] = {}
     for name, module in layer.named_modules():
         found[name] = type(module).__name__
@@ -63,7 +63,7 @@ def _computed(layer: Any) -> dict[str, Any]:
 
 
 def _built(config: Config, count: int) -> list[dict[str, Any]]:
-    """What each of the `count` layers of a network computes; empty if it has other layers."""
+    """Describes the computation of each of the `count` layers; empty for other layers."""
     from sail_jax.interop.transformers import module_of
 
     module = module_of(config, sys.maxsize, "meta")
@@ -105,7 +105,7 @@ def compared(old: Config, new: Config, layers: Sequence[int]) -> str:
 
 
 def _is_number(own: Sequence[Any], moved: Sequence[Any], layers: Sequence[int]) -> bool:
-    """Whether values are only the numbers of layers, in some form, or how many layers there are.
+    """Checks whether values are only layer numbers, in some form, or the number of layers.
 
     Some kinds of layers may be without a number.
     """
@@ -120,7 +120,7 @@ def _is_number(own: Sequence[Any], moved: Sequence[Any], layers: Sequence[int]) 
 
 
 def _that_state(config: Config, key: str, own: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The entries that determine what layers have under a key; those of only some layers first."""
+    """Returns the entries that determine a property of layers, those of only some layers first."""
     inner = config.get("text_config")
     part = inner if isinstance(inner, Mapping) else config
     found = []
@@ -141,7 +141,7 @@ def _that_state(config: Config, key: str, own: Sequence[Any]) -> list[tuple[str,
 
 
 def _others(value: Any) -> Iterator[Any]:
-    """Other values of an entry."""
+    """Returns other values of an entry."""
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int | float):

@@ -1,9 +1,9 @@
-"""Conversion between MaxText's or Tunix's trees and Hugging Face's tensors, in both directions.
+"""Converts between MaxText's or Tunix's trees and Hugging Face's tensors, in both directions.
 
-A `Link` has one leaf of a tree, its tensors, and the steps that lay out each of them. Axes are
-split, permuted and joined, entries are scaled and shifted, rows of padding are added, and the
-results are stacked. Each step has an inverse, which is computed from the same link. So one table
-serves both directions.
+A `Link` describes one leaf of a tree, its tensors, and the steps that lay out each of them. Axes
+are split, permuted and joined, entries are scaled and shifted, rows of padding are added, and the
+results are stacked. Each step has an inverse, which is computed from the same link, so one table
+defines both directions.
 
 Splitting, permuting, padding and stacking keep every bit. A shift rounds once, and so does a scale
 other than a power of two. No rounding within one dtype could make a scale invertible: for a scale c
@@ -48,12 +48,12 @@ class Link(NamedTuple):
       leaf: The path of the leaf.
       tensors: The names of the tensors, in the order in which they are stacked.
       layout: The axes of a tensor and of the leaf, as in "(h d) e -> e h d".
-      sizes: The sizes of letters in the layout that shapes leave open.
+      sizes: The sizes of letters in the layout that shapes do not determine.
       stack: The axis of the leaf along which tensors are stacked; None for a single one.
       scale: The factor on entries of the leaf.
       shift: The number added to them after that.
-      padding: How many rows of zeros follow on the first axis of the tensor.
-      optional: Whether both sides may lack it.
+      padding: The number of rows of zeros that are appended along the first axis of the tensor.
+      optional: Whether it may be missing on both sides.
     """
 
     leaf: str
@@ -68,7 +68,7 @@ class Link(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether every bit is restored, whatever the dtype."""
+        """Whether every bit is restored, for any dtype."""
         return not self.shift and math.frexp(self.scale)[0] == 0.5
 
     @property
@@ -77,7 +77,7 @@ class Link(NamedTuple):
         return self.scale == 1 and not self.shift
 
     def at(self, n: int, shape: Sequence[int]) -> tuple[Any, ...]:
-        """Returns the place of a tensor in the leaf.
+        """Returns the position of a tensor in the leaf.
 
         Args:
           n: The number of the tensor.
@@ -101,7 +101,7 @@ class Link(NamedTuple):
           The shape, without the axis of the stack.
 
         Raises:
-          ValueError: If the tensor does not fit the layout.
+          ValueError: If the tensor does not match the layout.
         """
         shape = (shape[0] + self.padding, *shape[1:]) if self.padding and shape else tuple(shape)
         left, right = _sides(self.layout)
@@ -118,7 +118,7 @@ class Link(NamedTuple):
           The shape of the leaf.
 
         Raises:
-          ValueError: If the tensors do not fit the layout.
+          ValueError: If the tensors do not match the layout.
         """
         part = self.part(shape)
         if self.stack is None:
@@ -136,7 +136,7 @@ class Link(NamedTuple):
           The shape of a tensor, without rows of padding.
 
         Raises:
-          ValueError: If the leaf does not fit the layout, or stacks another number of tensors.
+          ValueError: If the leaf does not match the layout, or stacks another number of tensors.
         """
         part = tuple(shape)
         left, right = _sides(self.layout)
@@ -163,7 +163,7 @@ class Link(NamedTuple):
           Its part of the leaf.
 
         Raises:
-          ValueError: If the tensor does not fit the layout.
+          ValueError: If the tensor does not match the layout.
         """
         part = self.part(tensor.shape)
         if self.padding:
@@ -173,7 +173,7 @@ class Link(NamedTuple):
         out = _permuted(tensor, left, right, self.sizes, self.tensors[0]).reshape(part)
         if self.plain:
             return out.astype(dtype or tensor.dtype, copy=False)
-        # In float64: only the last step rounds. Rows of padding stay 0.
+        # In float64, only the last step rounds. Rows of padding stay 0.
         wide = out.astype(np.float64)
         wide *= self.scale
         wide += self.shift
@@ -190,7 +190,7 @@ class Link(NamedTuple):
           The tensor, without rows of padding.
 
         Raises:
-          ValueError: If the part does not fit the layout.
+          ValueError: If the part does not match the layout.
         """
         left, right = _sides(self.layout)
         known = _solved(right, part.shape, self.sizes, self.leaf)
@@ -293,7 +293,7 @@ def links(
         return _as_maxtext(link, row, kind, config, rope) if framework == "maxtext" else link
 
     for row in ends:
-        # The table of a tied network is stored once. A head that is stored as well is not read.
+        # The table of a tied network is stored once. A head that is also stored is not read.
         if "lm_head" in row.tensors[0] and _is_tied(config):
             continue
         out.append(linked(row, row.leaf, row.tensors, None))
@@ -314,7 +314,7 @@ def links(
 
 
 def _is_tied(config: Config) -> bool:
-    """Whether the embeddings are also the table of the outputs; by default true for Gemma."""
+    """Checks whether the embeddings are also the output's table; by default true for Gemma."""
     gemma = str(config.get("model_type")).startswith("gemma")
     return flag(config, "tie_word_embeddings", default=gemma)
 
@@ -343,7 +343,7 @@ def tree_config(
 
 
 def _llama31(config: Config) -> bool:
-    """Whether a configuration belongs to a Llama 3.1."""
+    """Checks whether a configuration belongs to a Llama 3.1."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
     return config.get("model_type") == "llama" and kind == "llama3"
@@ -370,7 +370,7 @@ def _as_maxtext(link: Link, row: Row, kind: str, config: Config, rope: str) -> L
 
 
 def _root(config: Config, key: str) -> float:
-    """The root of an entry of a configuration, checked to be a positive number."""
+    """Returns the root of an entry of a configuration, checked to be a positive number."""
     value = setting(config, key)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1 << 31:
         raise ValueError(
@@ -380,7 +380,7 @@ def _root(config: Config, key: str) -> float:
 
 
 def _layers(place: Place, family: str, layers: int) -> list[tuple[str, range]]:
-    """For each layer of a tree in a place, the value of `{i}`, and Hugging Face's layers."""
+    """Returns the value of `{i}` and Hugging Face's layers, for each layer at a position."""
     if family == "gemma2" and place.suffix:
         if layers % 2:
             raise ValueError(
@@ -418,7 +418,7 @@ def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
     """Recognises a tree by its paths and shapes, and lists its links.
 
     Args:
-      shapes: The shapes of its leaves by path. The tree may lie inside another one, such as a
+      shapes: The shapes of its leaves by path. The tree may be inside another one, such as a
         training state.
       config: The Hugging Face configuration of the network.
       **options: Options of `links` that override the values found in the tree.
@@ -427,7 +427,7 @@ def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
       The links.
 
     Raises:
-      ValueError: If the tree belongs to no known framework, occurs twice, or does not fit the
+      ValueError: If the tree belongs to no known framework, occurs twice, or does not match the
         configuration. The message contains the leaf.
     """
     about = recognised(shapes)
@@ -461,7 +461,7 @@ def links_of(shapes: Mapping[str, Sequence[int]], config: Config, **options: Any
 
 
 def _surroundings(paths: Iterable[str], table: str) -> tuple[str, str]:
-    """The text before and after the path of the embeddings."""
+    """Returns the text before and after the path of the embeddings."""
     pattern = re.compile(rf"((?:.*/)?){table}(/value)?")
     # An optimiser's moments have the paths of the parameters, inside its state.
     found = [m for p in paths if "opt_state" not in p and (m := pattern.fullmatch(p))]
@@ -472,7 +472,7 @@ def _surroundings(paths: Iterable[str], table: str) -> tuple[str, str]:
 
 
 def matched(made: Iterable[Link], have: Iterable[str], side: str) -> list[Link]:
-    """Chooses the links that one side has, and checks that it has all required ones.
+    """Selects the links that one side contains, and checks that all required ones are present.
 
     Args:
       made: The links.
@@ -483,7 +483,7 @@ def matched(made: Iterable[Link], have: Iterable[str], side: str) -> list[Link]:
       The links, in their order.
 
     Raises:
-      ValueError: If something is missing; the message contains its name.
+      ValueError: If a required name is missing; the message contains it.
     """
     have, out = set(have), []
     for link in made:
@@ -511,7 +511,7 @@ def check_placed(made: Iterable[Link], names: Iterable[str]) -> None:
       names: The names of the tensors.
 
     Raises:
-      ValueError: If one has none; the message contains its name.
+      ValueError: If a tensor has no leaf; the message contains its name.
     """
     placed = {name for link in made for name in link.tensors}
     if rest := [name for name in names if name not in placed and not _UNREAD.fullmatch(name)]:
@@ -530,7 +530,7 @@ def to_hugging_face(tree: PyTree, config: Config, **options: Any) -> dict[str, n
       The tensors by name, with the dtypes of their leaves.
 
     Raises:
-      ValueError: If the tree is not recognised, or does not fit the configuration.
+      ValueError: If the tree is not recognised, or does not match the configuration.
 
     >>> config = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2}
     >>> config |= {"head_dim": 4, "vocab_size": 5}
@@ -575,7 +575,7 @@ def from_hugging_face(
       The tree: nested dictionaries with NumPy arrays, with the dtypes of the tensors.
 
     Raises:
-      ValueError: If a tensor is missing, has no leaf in the tree, or does not fit the
+      ValueError: If a tensor is missing, has no leaf in the tree, or does not match the
         configuration.
     """
     made = matched(links(framework, config, **options), tensors, "tensors")
@@ -595,7 +595,7 @@ def from_hugging_face(
 
 
 def _sides(layout: str) -> tuple[list[str], list[str]]:
-    """The axes of both sides of a layout, each with the letters of its factors."""
+    """Returns the axes of both sides of a layout, each with the letters of its factors."""
     found = (re.findall(r"\(([^)]*)\)|(\w)", side) for side in layout.split("->"))
     left, right = ([(a or b).replace(" ", "") for a, b in side] for side in found)
     return left, right
@@ -604,7 +604,7 @@ def _sides(layout: str) -> tuple[list[str], list[str]]:
 def _permuted(
     x: np.ndarray, old: list[str], new: list[str], sizes: Mapping[str, int], name: str
 ) -> np.ndarray:
-    """An array with one axis for each letter, in the order of the new side."""
+    """Returns an array with one axis for each letter, in the order of the new side."""
     known = _solved(old, x.shape, sizes, name)
     split = x.reshape([known[letter] for letter in "".join(old)])
     return split.transpose(["".join(old).index(letter) for letter in "".join(new)])
@@ -613,7 +613,7 @@ def _permuted(
 def _solved(
     groups: list[str], shape: Sequence[int], sizes: Mapping[str, int], name: str
 ) -> dict[str, int]:
-    """The size of each letter, from the known ones and a shape."""
+    """Solves for the size of each letter, from the known ones and a shape."""
     known = {x: sizes[x] for group in groups for x in group if x in sizes}
     fits = len(groups) == len(shape)
     for group, size in zip(groups, shape, strict=False):

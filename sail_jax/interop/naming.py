@@ -1,7 +1,7 @@
-"""Common names of feature spaces: resid, head, qk, v, hidden, with the layer that they are in.
+"""Gives feature spaces their common names, such as resid, head, qk, v, hidden, with their layer.
 
-Inference names a space after the first tensor that writes it. Such names are exact, but long. A
-table has short names. The use of a space shows in the structure of its axes.
+Inference names a space after the first tensor that writes it. Such names are unique, but long. A
+table uses short names, which follow from the structure of a space's axes.
 """
 
 import re
@@ -13,7 +13,7 @@ from sail_jax.basis.axes import parse_axes
 
 
 class Place(NamedTuple):
-    """A place where a space occurs.
+    """An occurrence of a space.
 
     Attributes:
       path: The path of the leaf.
@@ -22,8 +22,8 @@ class Place(NamedTuple):
       axis: The number of the axis.
       factor: The number of the factor on the axis.
       n: The number of the factor in its block.
-      count: How many factors the block has.
-      role: How the axis uses the space.
+      count: The number of factors of the block.
+      role: The role of the axis for the space.
       writes: Whether another axis of the leaf writes a space.
     """
 
@@ -46,7 +46,7 @@ def named(
     known: Mapping[str, str],
     ends: Iterable[str] = (),
 ) -> dict[str, str]:
-    """Names the spaces of an architecture, equally in all of its layers.
+    """Names the spaces of an architecture, consistently in all of its layers.
 
     Args:
       places: The places of each space, by its present name.
@@ -57,8 +57,8 @@ def named(
       ends: Names that stay unchanged.
 
     Returns:
-      The new name of each space, with {i} for the number of its layer. Spaces of two layers get one
-      name, and so do parts of one size that cannot change.
+      The new name of each space, with {i} for the number of its layer. Corresponding spaces of two
+      layers share a name, as do parts of equal size that cannot change.
     """
     kept = _kept(places, words, known)
     towers = _towers(prefixes)
@@ -78,14 +78,14 @@ def named(
 
 
 def _tag(place: Place) -> str:
-    """Placeholders for the numbers of a space's layer and expert."""
+    """Returns placeholders for the numbers of a space's layer and expert."""
     return "".join(f".{number}" for number in re.findall(r"\{[ie]\}", place.pattern))
 
 
 def _kept(
     places: Mapping[str, Sequence[Place]], words: Mapping[str, str], known: Mapping[str, str]
 ) -> dict[str, str]:
-    """The names in an earlier table that has them in most of the same places."""
+    """Returns the names in an earlier table with most of the same positions."""
     axes = {pattern: parse_axes(_plain(text)) for pattern, text in known.items()}
     votes: Counter[tuple[str, str, str]] = Counter()
     for name, where in places.items():
@@ -106,12 +106,12 @@ def _kept(
 
 
 def _plain(text: str) -> str:
-    """An axes string without braces, which are placeholders for numbers."""
+    """Returns an axes string without braces, which are placeholders for numbers."""
     return text.replace("{i}", ":i:").replace("{e}", ":e:")
 
 
 def _towers(prefixes: Sequence[str]) -> dict[str, str]:
-    """What distinguishes the prefixes of several stacks of layers."""
+    """Returns the parts that distinguish the prefixes of several stacks of layers."""
     parts = {prefix: re.split(r"[./]", prefix) for prefix in prefixes}
     if len(parts) < 2:
         return dict.fromkeys(prefixes, "")
@@ -124,7 +124,7 @@ def _towers(prefixes: Sequence[str]) -> dict[str, str]:
 
 
 def _tower(where: Sequence[Place], towers: Mapping[str, str]) -> str:
-    """The stack of layers of a space, if all its places are in one."""
+    """Returns the stack of layers of a space, if all its positions are in one."""
     found = {
         tower
         for prefix, tower in towers.items()
@@ -134,7 +134,7 @@ def _tower(where: Sequence[Place], towers: Mapping[str, str]) -> str:
 
 
 def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
-    """The use of a space."""
+    """Returns the use of a space."""
     first = [place for place in where if place.count > 1 and place.n == 0]
     between = [place for place in where if 0 < place.n < place.count - 1]
     last = [place for place in where if place.count > 1 and place.n == place.count - 1]
@@ -155,7 +155,7 @@ def _kind(name: str, where: Sequence[Place], words: str, inner: bool) -> str:
 
 
 def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:
-    """Increasingly long parts of the path of a space's module."""
+    """Yields increasingly long parts of the path of a space's module."""
     place = min(where, key=lambda place: place.role != "write")
     rest = place.path[len(place.layer) :].strip("./") if inner else place.path
     parts = re.split(r"[./]", rest)[:-1]
@@ -163,7 +163,7 @@ def _modules(where: Sequence[Place], tower: str, inner: bool) -> list[str]:
 
 
 def _opened(name: str, where: Sequence[Place]) -> str:
-    """The present name, with placeholders for its numbers."""
+    """Returns the present name, with placeholders for its numbers."""
     place = where[0]
     inner = {p.layer for p in where} == {place.layer} and place.layer
     start = place.pattern[: len(place.pattern) - len(place.path) + len(place.layer)]
@@ -177,14 +177,14 @@ def _apart(
     sizes: Mapping[str, int],
     taken: set[str],
 ) -> dict[str, str]:
-    """The first name of each list that no other space of the same layer needs."""
+    """Returns the first name of each list that no other space of the same layer requires."""
     level = dict.fromkeys(wanted, 0)
 
     def now(name: str) -> str:
         return wanted[name][min(level[name], len(wanted[name]) - 1)]
 
     def alike(a: str, b: str) -> bool:
-        """Whether two spaces may share a name: in two layers, or parts that are fixed."""
+        """Checks whether two spaces may share a name: in two layers, or parts that are fixed."""
         layers = [{p.layer for p in places[name]} for name in (a, b)]
         if all(len(own) == 1 and own != {""} for own in layers) and layers[0] != layers[1]:
             return True

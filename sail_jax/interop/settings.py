@@ -1,11 +1,12 @@
-"""Tables of architectures, found by building networks with other sizes and settings.
+"""Finds tables of architectures by building networks with other sizes and settings.
 
-The difficulty: a table states that `hidden_size` is the stream, and that the size of a head is
+*The difficulty.* A table states that `hidden_size` is the stream, and that the size of a head is
 `hidden_size` over `num_attention_heads`. For most architectures this is not documented, but it is
-implemented in their class: another entry gives other tensors. So the class is built with one entry
-changed at a time. Every space then has as many sizes as there are networks. An entry, or a quotient
-or product of entries, with the same values determines the space's size. If an entry changes which
-tensors exist, these tensors are optional. If it changes their axes, it limits the table's validity.
+implemented in their class: another entry gives other tensors. The class is therefore built with one
+entry changed at a time. Every space then has as many sizes as there are networks. An entry, or a
+quotient or product of entries, with the same values determines the space's size. If an entry
+changes which tensors exist, these tensors are optional. If it changes their axes, the table is
+valid only for its present value.
 """
 
 import math
@@ -97,7 +98,8 @@ def probed(
     for key in counts:
         small = put(small, key, 2)
     base, loose = _loose(small, probe)
-    # A tied head joins spaces that are separate otherwise, so its results also hold untied.
+    # A tied head joins spaces that are otherwise separate, so its results also hold for untied
+    # heads.
     small = small | ({TIE: True} if loose else {})
     instead = {
         key: n for key in flat if flat[key] is None and (n := _unstated(small, key, base, probe))
@@ -140,7 +142,7 @@ def is_count(value: object) -> bool:
 
 
 def _loose(small: Config, probe: Probe) -> tuple[Network, Network | None]:
-    """The network, tied if possible, and then the network with a separate head."""
+    """Returns the network, tied if possible, and then the network with a separate head."""
     own = probe(small)
     try:
         other = probe({**small, TIE: small.get(TIE) is not True})
@@ -151,7 +153,7 @@ def _loose(small: Config, probe: Probe) -> tuple[Network, Network | None]:
 
 
 def _unstated(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, ...]:
-    """The spaces with the size of an entry that the configuration does not state."""
+    """Returns the spaces with the size of an entry that is missing in the configuration."""
     size = 36
     if not re.search(r"(size|dim|inner|width|hidden)$", key):
         return ()
@@ -167,7 +169,7 @@ def _unstated(small: Config, key: str, base: Network, probe: Probe) -> tuple[str
 
 
 def _prefix(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, Network]:
-    """The prefix of a layer's tensors, with a place for its number, and a network of 3 layers."""
+    """Returns the prefix of a layer's tensors, with a placeholder, and a network of 3 layers."""
     try:
         more = probe(put(small, key, 3))
     except ValueError:
@@ -182,7 +184,7 @@ def _prefix(small: Config, key: str, base: Network, probe: Probe) -> tuple[str, 
 def _resized(
     small: Config, base: Network, entries: Mapping[str, int], probe: Probe
 ) -> tuple[list[Config], list[Network]]:
-    """Networks with the same axes and other sizes, one for each possible entry."""
+    """Yields networks with the same axes and other sizes, one for each possible entry."""
     configs, networks = [small], [base]
 
     def changed(change: Mapping[str, int]) -> Config:
@@ -193,7 +195,7 @@ def _resized(
 
     for key, value in entries.items():
         alone = [{key: n} for n in (2 * value, value + 1, 3 * value)]
-        # Some entries must divide others: then two are doubled, or all.
+        # Some entries must divide others, in which case two are doubled, or all.
         pairs = [{key: 2 * value, other: 2 * n} for other, n in entries.items() if other != key]
         for change in (*alone, *pairs, {k: 2 * n for k, n in entries.items()}):
             try:
@@ -235,7 +237,7 @@ class Probed:
             sizes = [self.values[k] for k in self.values if k.rpartition(".")[2] == key]
             if sizes:
                 self.words[name], self.sizes[name] = "outer", sizes[0]
-        # The size in one of the networks; networks of other sizes may lack some spaces.
+        # The size in one of the networks; some spaces may be missing in networks of other sizes.
         self.once = {name: sizes[0] for name, sizes in self.sizes.items()}
         self.optional: set[str] = set()
         self.tied: Axes = {}
@@ -252,7 +254,7 @@ class Probed:
         self._layered(deep)
 
     def _ended(self, network: Network) -> Axes:
-        """The axes of a network; inputs and outputs get the name of their entry."""
+        """Returns the axes of a network; inputs and outputs get the name of their entry."""
         moving = {
             ENDS[key.rpartition(".")[2]]: values
             for key, values in self.values.items()
@@ -267,7 +269,8 @@ class Probed:
         out: Axes = {}
         for path, axes in network.axes.items():
             tied = any(f.tied for axis in axes for f in axis)
-            # If a leaf writes a space, its other axis reads an input; otherwise it hands one out.
+            # If a leaf writes a space, its other axis reads an input; otherwise it writes an
+            # output.
             writes = any(f.role == "write" for axis in axes for f in axis)
             role = "read" if writes else "write"
             out[path] = tuple(
@@ -279,7 +282,8 @@ class Probed:
     def _numbers(
         self, networks: Sequence[Network]
     ) -> tuple[set[str], dict[str, tuple[str, float]]]:
-        """The spaces with sizes that are not used as numbers, and the leaves that are multiplied.
+        """Returns the spaces whose sizes are not used as numbers, and the leaves that are
+        multiplied.
 
         A leaf is multiplied by a power of the size of one of its spaces.
         """
@@ -301,7 +305,7 @@ class Probed:
         return free, scales
 
     def _layered(self, deep: Mapping[str, Network]) -> None:
-        """Finds the leaves that some layers lack."""
+        """Finds the leaves that are missing in some layers."""
         self.single: set[str] = set()
         for key, prefix in self.layers.items():
             start = prefix.partition("{i}")[0]
@@ -319,7 +323,7 @@ class Probed:
                     self.single.add(pattern)
 
     def add(self, network: Network, *, joins: bool = False) -> dict[str, str] | None:
-        """Adds the leaves of another network; None if its axes differ from the base's.
+        """Adds the leaves of another network, and returns None if its axes differ from the base's.
 
         Returns the names of the base's spaces by the network's names. With `joins`, spaces that are
         separate in the network may be one in the base, and tied leaves have only their first use.
@@ -366,11 +370,11 @@ class Probed:
         self.optional |= {*self.head}
 
     def opened(self, path: str) -> str:
-        """A path with {i} for the number of its layer."""
+        """Returns a path with {i} for the number of its layer."""
         return self._open(path)[0]
 
     def _open(self, path: str) -> tuple[str, str]:
-        """A path with placeholders for its numbers, and its part up to the last of them."""
+        """Returns a path with placeholders for its numbers, and its part up to the last of them."""
         layer = ""
         pattern = path
         for start in self.starts:
@@ -410,7 +414,7 @@ class Probed:
                 raise ValueError(
                     f"the layers of {pattern!r} differ: {axes[pattern]!r} and {text!r}"
                 )
-        # A tensor that only some networks have shows no size.
+        # A tensor that occurs only in some networks does not determine a size.
         optional = {*map(self.opened, self.optional)}
         alone = {
             called[name]
@@ -443,11 +447,12 @@ class Probed:
                 sizes[name] = " | ".join(filter(None, (key, sizes.get(name, ""))))
         words: dict[str, str] = {}
         for name, own in self.words.items():
-            # The base's layers decide: others may have been seen under only one activation.
+            # The base's layers are used, because others may have been tried with only one
+            # activation.
             if name in called and (name in self.sizes or called[name] not in words):
                 words[called[name]] = both(words.get(called[name], ""), own)
         for name in self.free:
-            # Logits that are not divided by the root of the size are a sum like any other.
+            # Logits that are not divided by the root of the size are an ordinary sum.
             if name in called and words[called[name]] == "dot":
                 words[called[name]] = "linear"
         folds: dict[str, dict[str, None]] = {}
@@ -508,7 +513,7 @@ class Probed:
 
 
 def _pattern(axes: tuple[Axis, ...], loose: bool) -> list[list[Factor]]:
-    """Axes without the names of spaces; `loose` also ignores the effects of a tied head."""
+    """Returns axes without the names of spaces; `loose` also ignores the effects of a tied head."""
     return [[f._replace(space="", tied=f.tied and not loose) for f in axis] for axis in axes]
 
 
@@ -525,7 +530,7 @@ def _sorted(axes: Mapping[str, str]) -> dict[str, str]:
 def _products(
     values: Sequence[int], sizes: Mapping[str, Sequence[int]], together: set[tuple[str, ...]]
 ) -> list[tuple[str, ...]]:
-    """Spaces, alone or on one axis, with sizes that multiply to these values."""
+    """Yields spaces, alone or on one axis, with sizes that multiply to these values."""
     found: list[tuple[str, ...]] = [
         (name,) for name, own in sizes.items() if tuple(own) == tuple(values)
     ]

@@ -19,31 +19,33 @@ import numpy as np
 # The state for a later call, which is not a result.
 _CACHES = ("past_key_values", "cache_params")
 _LOCK = threading.Lock()
-# Entries of a buffer on the meta device, which a trace needs as an array: half a gigabyte.
+# The largest number of entries of a buffer on the meta device, which tracing requires as an array:
+# half a gigabyte.
 _LARGEST = 1 << 26
 
 
 def jax_function(
     module: Any, *, outputs: Callable[[Any], Any] | None = None, **settings: Any
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Makes a JAX function from a torch module, and a dict of its parameters.
+    """Makes a JAX function and a dict of parameters from a torch module.
 
-    `spec_of`, `check_spec`, `certificate` and other functions of networks take both. The function
-    calls `module.forward` on JAX or NumPy arrays. If the last input is a dict, it has inputs by
-    keyword: `apply(params, {"input_ids": ids})`. The module is run as after `module.eval()`, and is
-    not changed.
+    `spec_of`, `check_spec`, `certificate` and other functions of networks accept both. The function
+    calls `module.forward` on JAX or NumPy arrays. If the last input is a dict, it contains inputs
+    by keyword: `apply(params, {"input_ids": ids})`. The module is run as after `module.eval()`, and
+    is not changed.
 
     Args:
-      module: A `torch.nn.Module`. On the meta device it has only shapes. Then the parameters have
-        only shapes, too, and values that the module computed at its construction are NaN.
-      outputs: Takes the result of `forward`, and returns the arrays that count. By default, these
-        are the outputs called "logits" if there are any, else all tensors. Caches are left out.
+      module: A `torch.nn.Module`. On the meta device it has only shapes. In that case the
+        parameters also have only shapes, and values that the module computed at its construction
+        are NaN.
+      outputs: Selects arrays from the result of `forward`. By default, these are the outputs called
+        "logits" if there are any, otherwise all tensors. Caches are omitted.
       **settings: Keyword arguments of `forward` other than arrays, such as
         `output_hidden_states=True`. `use_cache` is False if `forward` has it.
 
     Returns:
       The function, called as `apply(params, *inputs)`, and the parameters: arrays by torch's names,
-      including statistics of batch norms. A tied weight has its first name.
+      including statistics of batch norms. A tied weight is listed under its first name.
 
     Raises:
       ImportError: If torch or torchax is not installed.
@@ -56,7 +58,7 @@ def jax_function(
     if "use_cache" in inspect.signature(module.forward).parameters:
         settings.setdefault("use_cache", False)
     for name, part in module.named_modules():
-        # torchax 0.0.13 takes the channels of the groups in another order.
+        # torchax 0.0.13 uses another order of the channels of the groups.
         if getattr(part, "transposed", False) and 1 < part.groups < part.in_channels:
             raise ValueError(
                 f"module {name!r}: grouped transposed convolutions are missing in torchax"
@@ -74,7 +76,8 @@ def jax_function(
             raise ValueError(f"params must have {min(missing)!r}, a parameter of the module")
         own = {name: _constant(x) for name, x in buffers.items()}
         own |= {name: params[name] for name in weights}
-        # One at a time: torch has one set of modes, and the module holds other tensors meanwhile.
+        # One call at a time: torch has one set of modes, and the module contains other tensors
+        # meanwhile.
         with _LOCK, _ready(module), env:
             # Each call draws the same numbers, and does not use the key of an earlier trace.
             env.manual_seed(0)
@@ -101,7 +104,7 @@ def on_arrays(function: Callable[[dict[str, Any]], dict[str, Any]], arrays: Any)
 
 @functools.cache
 def _environment() -> tuple[Any, Any]:
-    """Torch, and a torchax environment in which torch tensors are constants."""
+    """Returns torch, and a torchax environment in which torch tensors are constants."""
     try:
         torch = importlib.import_module("torch")
         with _named_overloads(torch):
@@ -111,7 +114,7 @@ def _environment() -> tuple[Any, Any]:
             pytree = importlib.import_module("torch.utils._pytree")
 
             class Environment(tensor.Environment):
-                """Computes on torchax tensors with JAX, and on all others with torch."""
+                """Computes on torchax tensors with JAX, and on all other tensors with torch."""
 
                 def t2j_copy(self, args: Any) -> Any:
                     """Converts torch tensors to arrays."""
@@ -134,7 +137,7 @@ def _environment() -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _named_overloads(torch: Any) -> Iterator[None]:
-    """Makes torchax skip operators of named tensors, which torch 2.13 no longer has.
+    """Makes torchax skip operators of named tensors, which were removed in torch 2.13.
 
     torchax 0.0.13 uses them as keys of its tables when it is imported. Here each such key is a new
     object, which equals no operator.
@@ -158,7 +161,7 @@ def _named_overloads(torch: Any) -> Iterator[None]:
 
 
 def _weights(module: Any) -> dict[str, Any]:
-    """Parameters, and real-valued buffers that torch saves with them; ties occur once."""
+    """Returns parameters and the real-valued buffers that torch saves, with ties listed once."""
     first: dict[int, tuple[str, Any]] = {}
     for name, x in module.state_dict(keep_vars=True).items():
         if hasattr(x, "is_floating_point") and x.is_floating_point():
@@ -167,7 +170,7 @@ def _weights(module: Any) -> dict[str, Any]:
 
 
 def _array(tensor: Any) -> Any:
-    """A tensor as a JAX array, or its shape if it has no values."""
+    """Converts a tensor to a JAX array, or to its shape if it has no values."""
     mappings = importlib.import_module("torchax.ops.mappings")
     if tensor.device.type == "meta":
         dtype = jax.dtypes.canonicalize_dtype(mappings.t2j_dtype(tensor.dtype))
@@ -176,14 +179,14 @@ def _array(tensor: Any) -> Any:
 
 
 def _constant(tensor: Any) -> Any:
-    """The same, with recognisable values if it has none."""
+    """Does the same, with recognisable values if it has none."""
     array = _array(tensor)
     if not isinstance(array, jax.ShapeDtypeStruct):
         return array
     if math.prod(array.shape) > _LARGEST:
         raise ValueError(f"a buffer of shape {list(array.shape)} is too large to be traced")
-    # Made from a NumPy array, which is opaque to tracing: an array filled by JAX would be known to
-    # be constant along its axes.
+    # It is made from a NumPy array, which is opaque to tracing. An array filled by JAX would be
+    # recognised as constant along its axes.
     unknown = np.nan if jnp.issubdtype(array.dtype, jnp.inexact) else -1
     return jnp.squeeze(jnp.asarray(np.full((1, *array.shape), unknown).astype(array.dtype)), 0)
 
@@ -210,7 +213,7 @@ def _ready(module: Any) -> Iterator[None]:
 
 
 def _chosen(out: Any) -> Any:
-    """The outputs that count: logits if there are any, no caches."""
+    """Selects outputs: logits if there are any, otherwise all, without caches."""
     if not isinstance(out, Mapping):
         return out
     kept = {name: x for name, x in out.items() if name not in _CACHES}
@@ -219,7 +222,7 @@ def _chosen(out: Any) -> Any:
 
 
 def _arrays(torch: Any, env: Any, out: Any) -> Any:
-    """The tensors of a result as arrays, in dicts, tuples and lists; all else is left out."""
+    """Converts tensors in dicts, tuples and lists to arrays, and omits everything else."""
     if isinstance(out, torch.Tensor):
         return env.t2j_iso(out)
     if isinstance(out, Mapping):

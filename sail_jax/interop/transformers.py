@@ -1,7 +1,7 @@
-"""Feature spaces of a Hugging Face checkpoint, from the forward pass of its transformers class.
+"""Infers feature spaces of a Hugging Face checkpoint from the forward pass of its class.
 
-It serves architectures without a table in `sail_jax.architectures`. Nothing is downloaded, no code
-of the checkpoint is run, and no weight is read: the class is built on the meta device.
+It is used for architectures without a table in `sail_jax.architectures`. Nothing is downloaded, no
+code of the checkpoint is run, and no weight is read: the class is built on the meta device.
 """
 
 import contextlib
@@ -57,8 +57,8 @@ def spec_of_config(
 
     Raises:
       ImportError: If torch, torchax or transformers is not installed.
-      ValueError: If transformers lacks the class, its inputs are unknown, or its tensors differ
-        from the checkpoint's.
+      ValueError: If the class is missing in transformers, its inputs are unknown, or its tensors
+        differ from the checkpoint's.
     """
     module = module_of(config, len(shapes), "meta")
     apply, params = jax_function(module)
@@ -85,13 +85,13 @@ def rules_of_config(
 ) -> Callable[[Mapping[str, Any]], Rules]:
     """Finds the rules of an architecture, for growth: spaces, and their entries.
 
-    Building a class with many configurations takes seconds. The result is kept as a table in
+    Building a class with many configurations takes seconds. The result is cached as a table in
     $XDG_CACHE_HOME/sail-jax/tables (~/.cache without that variable), named by a hash of the
     configuration and of the versions. All tables together have at most 64 MiB.
 
     Args:
       config: The configuration, as for `spec_of_config`.
-      tensors: How many tensors the checkpoint has.
+      tensors: The number of tensors of the checkpoint.
 
     Returns:
       A function from a configuration to its rules.
@@ -112,7 +112,7 @@ def rules_of_config(
 
 
 def _mark(config: Mapping[str, Any]) -> str:
-    """A hash of everything that the table of a configuration depends on."""
+    """Computes a hash of everything that the table of a configuration depends on."""
     packages = ("sail-jax", "transformers", "torch", "torchax", "jax")
     about = [config, [importlib.metadata.version(name) for name in packages]]
     return disk.sha256(json.dumps(about, sort_keys=True, default=repr).encode())
@@ -121,8 +121,7 @@ def _mark(config: Mapping[str, Any]) -> str:
 def probe_config(config: Mapping[str, Any], tensors: int) -> Network:
     """Infers the network that a transformers class makes from a configuration.
 
-    `config` is the configuration, as for `spec_of_config`. ImportError as `spec_of_config`.
-    ValueError as `spec_of_config`.
+    `config` is the configuration. Arguments and errors are those of `spec_of_config`.
     """
     module = module_of(config, tensors, "meta")
     if sum(p.numel() for p in module.parameters()) < _SMALL:
@@ -159,7 +158,7 @@ def outputs_of_config(
         raise ValueError(f"the configuration needs {asked} parameters, but there are {entries}")
     module = module_of(config, _MOST * len(tensors), "cpu")
     apply, params = jax_function(module)
-    # Every entry is stored once, so the inverse of storing is the transposed linear map.
+    # Every entry is stored once, so the inverse of storing is the transpose of the linear map.
     back = jax.linear_transpose(_stored(module), params)
     known = jax.eval_shape(_stored(module), params)
     rng = np.random.default_rng(0)
@@ -175,7 +174,7 @@ def outputs_of_config(
     def outputs(tensors: Mapping[str, Any]) -> Any:
         try:
             return run({name: jnp.asarray(tensors[name], x.dtype) for name, x in known.items()})
-        except Exception as error:  # whatever the class makes of tensors that do not fit
+        except Exception as error:  # any error of the class for invalid tensors
             name = type(module).__name__
             raise ValueError(f"{name} cannot be run: {_first_line(error)}") from error
 
@@ -189,7 +188,7 @@ def name_of(config: Mapping[str, Any]) -> str:
       config: The configuration.
 
     Returns:
-      The class, and the version of transformers; "" if the configuration lacks a class, or
+      The class, and the version of transformers; "" if the configuration contains no class, or
       transformers is not installed.
     """
     classes = config.get("architectures")
@@ -204,7 +203,7 @@ def name_of(config: Mapping[str, Any]) -> str:
 
 
 def module_of(config: Mapping[str, Any], tensors: int, device: str) -> Any:
-    """The model of a configuration."""
+    """Builds the model of a configuration."""
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")
     classes = config.get("architectures") or [None]
@@ -230,16 +229,16 @@ def module_of(config: Mapping[str, Any], tensors: int, device: str) -> Any:
         own = kind.from_dict(stated)
         with torch.device(device):
             return made._from_config(own, attn_implementation="eager").eval()
-    except Exception as error:  # whatever the class makes of entries that do not fit
+    except Exception as error:  # any error of the class for invalid entries
         line = _first_line(error)
         raise ValueError(f"{name} cannot be built from the configuration: {line}") from error
 
 
 def _traced(module: Any, apply: Any, params: Any, stored: Any) -> Inferred:
-    """The spaces of a model's stored tensors."""
+    """Infers the spaces of a model's stored tensors."""
     try:
         return spec_of(apply, params, _inputs(module), stored=stored)
-    except Exception as error:  # whatever the class raises where its entries do not fit
+    except Exception as error:  # any error of the class for invalid entries
         name = type(module).__name__
         raise ValueError(f"{name} cannot be traced: {_first_line(error)}") from error
 
@@ -268,7 +267,7 @@ def _stored(module: Any) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
 
 
 def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of the inputs of a model: tokens, images, or both."""
+    """Returns the shapes of the inputs of a model: tokens, images, or both."""
     config, main = module.config, module.main_input_name
     # Several texts are one input of classes that choose among them.
     chooses = type(module).__name__.endswith(("ForMultipleChoice", "DoubleHeadsModel"))
@@ -285,7 +284,7 @@ def _inputs(module: Any) -> dict[str, jax.ShapeDtypeStruct]:
         channels = getattr(vision, "num_channels", 3)
         given["pixel_values"] = jax.ShapeDtypeStruct((1, channels, height, width), jnp.float32)
     if type(module).__name__.endswith("ForMaskedImageModeling"):
-        # Masked patches: without them, the token for masked patches would be unused.
+        # Without masked patches, the token for masked patches would be unused.
         side = getattr(vision, "patch_size", 16)
         count = math.prod(n // side for n in given["pixel_values"].shape[2:])
         given["bool_masked_pos"] = jax.ShapeDtypeStruct((1, count), jnp.bool_)

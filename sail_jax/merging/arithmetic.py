@@ -96,8 +96,8 @@ def sums(*arrays: Float[Array, "..."]) -> tuple[Float[Array, ""], ...]:
     """Sums each of several arrays of one shape.
 
     All vectors are summed in one pass over their common inputs. On CPUs this is several times
-    faster than one sum after another. The result is as accurate as XLA's own sums, which add in a
-    tree: the error is a few eps times the sum of the magnitudes.
+    faster than one sum after another. The result is as accurate as XLA's own sums, which are tree
+    reductions: the error is a few eps times the sum of the magnitudes.
     """
     return _sums(arrays) if _folds(arrays) else tuple(map(total, arrays))
 
@@ -227,14 +227,14 @@ def units_of(arrays: Sequence[Float[Array, "..."]]) -> Float[Array, "arrays"]:
 
 
 def _magnitude_bits(x: Array) -> Array:
-    """The bits of |x|, integers in the same order. On CPUs, XLA finds their maximum far faster."""
+    """Returns the bits of |x|, integers in the same order, whose maximum XLA finds faster."""
     dtype = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
     bits = lax.bitcast_convert_type(lax.stop_gradient(x), dtype)
     return bits & np.array(np.iinfo(dtype).max >> 1, dtype)
 
 
 def _power_of_two(bits: Array, dtype: DTypeLike) -> Array:
-    """The largest power of two with at most the given bits, within the range of `unit_of`."""
+    """Returns the largest power of two with at most these bits, in the range of `unit_of`."""
     about = jnp.finfo(dtype)
     # In the smallest normal number, only the last bit of the exponent is set. The bits of a power
     # of two and of its inverse add up to twice the bits of 1.
@@ -246,7 +246,7 @@ def _power_of_two(bits: Array, dtype: DTypeLike) -> Array:
 
 
 def at_unit_scale(update: Callable[..., Array]) -> Callable[..., Array]:
-    """Makes a function with f(c x) = c f(x) compute at a scale without overflow of squares.
+    """Makes a function with f(c x) = c f(x) compute at a scale at which squares do not overflow.
 
     Args:
       update: `(*args, x) -> result` of arrays.
@@ -309,7 +309,8 @@ class Products(NamedTuple):
 
 
 def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = None) -> Products:
-    """Computes the inner products of all pairs of vectors, at a scale without overflow of squares.
+    """Computes the inner products of all pairs of vectors, at a scale at which squares do not
+    overflow.
 
     Args:
       delta: Shape `[vector, ...]`.
@@ -333,7 +334,7 @@ def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = Non
 
 
 def norm(x: Float[Array, "..."]) -> Float[Array, ""]:
-    """Computes the Euclidean norm of an array, at a scale without overflow of squares.
+    """Computes the Euclidean norm of an array, at a scale at which squares do not overflow.
 
     Args:
       x: Any shape.
@@ -448,7 +449,7 @@ def add_norms(a: Norms, b: Norms) -> Norms:
 
 
 def computed_once(compute: Callable[[], Array], like: Array) -> Array:
-    """Evaluates a function and makes XLA compute and store its result once.
+    """Evaluates a function such that XLA computes and stores its result once.
 
     Under `jit`, XLA would repeat the computation for every entry that reads its result. On CPUs
     this was measured to be twenty times slower. XLA does not fuse across the branches of a
@@ -477,14 +478,14 @@ def is_manual() -> bool:
 
 
 def automatic(f: Callable[..., Array], like: Array) -> Callable[..., Array]:
-    """Leaves the shardings inside a function to the compiler, even if axes are explicit.
+    """Lets the compiler choose the shardings inside a function, even if axes are explicit.
 
     Args:
       f: A function of arrays that returns one array.
       like: An array with the sharding and the number of axes of the result.
 
     Returns:
-      The same function. Under `shard_map` it is unchanged, since it computes on one device.
+      The same function. Under `shard_map` it is unchanged, because it computes on one device.
     """
     if is_manual():
         return f

@@ -67,7 +67,7 @@ class Transform:
 class Reduction:
     """A function from task vectors to the update of a base, described by its steps.
 
-    Pass it to `Merge`, or call it on `TaskVectors`. `sail_jax.reductions` has the reductions.
+    Pass it to `Merge`, or call it on `TaskVectors`. `sail_jax.reductions` contains the reductions.
 
     Attributes:
       steps: The steps in the order in which they are applied. The last step reduces. It is the only
@@ -140,7 +140,7 @@ def _evaluated(
 
 
 def shown(factory: Callable[P, Made]) -> Callable[P, Made]:
-    """Gives the transforms and reductions of a function a `repr` that shows the call.
+    """Makes the transforms and reductions of a function show the call in their `repr`.
 
     Args:
       factory: A function that makes a transform or a reduction of one step.
@@ -161,7 +161,7 @@ def shown(factory: Callable[P, Made]) -> Callable[P, Made]:
         given = {
             name: value
             for name, value in signature.bind(*args, **options).arguments.items()
-            # `==` alone is not enough, because arrays compare entry by entry.
+            # `==` alone is not sufficient, because arrays compare entry by entry.
             if not (type(value) is type(default[name].default) and value == default[name].default)
         }
         (step,) = made.steps
@@ -183,9 +183,9 @@ def transform(
 
     Args:
       kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`; see `steps.Step`.
-      *statistics: The statistics of other entries that the kernel needs, in the order of its
+      *statistics: The statistics of other entries that the kernel requires, in the order of its
         arguments.
-      needs: The part of a tensor that the kernel needs at once: single entries ("entry"), rows
+      needs: The part of a tensor that the kernel requires at once: single entries ("entry"), rows
         along the last axis ("row"), or the whole "tensor".
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
       local: A function from the path of a leaf to its own arrays; see `steps.PerLeaf`.
@@ -239,7 +239,7 @@ def from_function(
 ) -> Transform:
     """Makes a transform from a function on arrays.
 
-    The function may get a leaf in parts and in another shape. With needs "entry" the shape is
+    The function may receive a leaf in parts and in another shape. With needs "entry" the shape is
     `[task, n]`. With "row" it is `[task, rows, columns]`, or `[task, n]` for a vector. In both
     cases zeros may follow the last entry. The weight broadcasts with the delta.
 
@@ -312,7 +312,7 @@ def masked(inner: Transform, predicate: str | Callable[[str], bool]) -> Transfor
 
 
 def matching(predicate: str | Callable[[str], bool]) -> Callable[[str], bool]:
-    """Turns a glob pattern into a predicate on paths of leaves.
+    """Converts a glob pattern to a predicate on paths of leaves.
 
     Args:
       predicate: A glob pattern, or a predicate; see `masked`.

@@ -1,4 +1,4 @@
-"""Counts beyond 32 bits, the widest integers that JAX has by default.
+"""Counts beyond 32 bits, the widest integers of JAX by default.
 
 A count is a pair of words. They are JAX arrays in a program, and NumPy arrays between the programs
 that read files.
@@ -94,7 +94,7 @@ def add(a: Counts, b: Counts) -> Counts:
 @np.errstate(over="ignore")
 def subtract(a: Wide, b: Wide) -> Wide:
     """Subtracts counts."""
-    # Borrows first, to keep the lower word from being negative.
+    # Borrowing first keeps the lower word from becoming negative.
     return carry(a.hi - b.hi - 1, a.lo - b.lo + HALF)
 
 
@@ -118,7 +118,7 @@ def narrow_to_wide(n: UInt[Array, "..."]) -> Wide:
 
 
 def numpy_of(x: Any) -> Any:
-    """Returns the module that fits an array: NumPy for its arrays, JAX's NumPy for all others.
+    """Returns the module of an array: NumPy for its arrays, JAX's NumPy for all others.
 
     Counts of files are small NumPy arrays. Compiling for them would take much longer than
     computing.
@@ -175,7 +175,7 @@ def _add_each(a: Sequence[Array], b: Sequence[Array]) -> list[Array]:
 
 
 def check_size(shape: Sequence[int]) -> None:
-    """Refuses a leaf with more entries than 32 bits can count."""
+    """Rejects a leaf with more entries than 32 bits can count."""
     if math.prod(shape) >= 1 << 32:
         raise ValueError(f"cannot count a leaf of shape {tuple(shape)}: expected < 2**32 entries")
 

@@ -1,11 +1,11 @@
-"""Threads that take tensors through the steps of merges, piece by piece.
+"""Threads that apply the steps of merges to tensors, piece by piece.
 
 Each worker is a thread that handles one unit at a time (`streaming.Unit`): one large tensor, or
 several small ones. XLA and system calls release the interpreter lock, so reading, computing and
 writing overlap. The result does not depend on which worker takes which unit, when, or how much
 memory it keeps.
 
-`checkpoint.executor` passes works of files to an `Engine`. `merge_arrays` passes works of arrays.
+`checkpoint.executor` passes works on files to an `Engine`, and `merge_arrays` works on arrays.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ would cost more than reading each unit over the previous one.
 
 
 class Engine:
-    """Carries out works, the merges of single tensors, on several threads.
+    """Executes works, the merges of single tensors, on several threads.
 
     It is a context manager that starts and ends the threads.
 
@@ -61,7 +61,7 @@ class Engine:
         tree are then computed together. None for a single process.
 
     Attributes:
-      pulse: Gets a sign of life from the workers at each piece, and can stop them.
+      pulse: Records that the workers are active at each piece, and can stop them.
       faint: The pieces in which XLA may have lost numbers near 0 (`merging.extremes`). Their
         results are not yielded. An engine with `only=faint` finishes them.
     """
@@ -78,9 +78,10 @@ class Engine:
         self._sharing = sharing
         self._check, self._threads, self._hold, self._only = check, threads, hold, only
         self.faint: set[PieceOf] = set()
-        # On other devices the check would copy pieces to the host, and may not be needed.
+        # On other devices the check would copy pieces to the host, and may not be necessary.
         self._looks = only is None and jax.default_backend() == "cpu"
-        # Computed once for all works, because it determines the lengths of pieces in all units.
+        # This is computed once for all works, because it determines the lengths of pieces in all
+        # units.
         self._crowded = is_crowd(works)
         # Without float64 enabled, JAX would read float64 tensors as float32.
         dtypes = {tensor.dtype for work in works for tensor in work.inputs}
@@ -219,7 +220,7 @@ class Engine:
         sharing = self._sharing
 
         def is_here(unit: Unit) -> bool:
-            """Whether this process must visit a unit, to write it or to count it."""
+            """Checks whether this process must visit a unit, to write it or to count it."""
             if sharing is None or any(map(wanted, unit.works)):
                 return True
             return sharing.owner(unit.name) == sharing.mine
@@ -306,7 +307,7 @@ def merge_arrays(works: Sequence[Work]) -> list[np.ndarray]:
       copy, because it is not shared.
 
     Raises:
-      NotFiniteError: If an input or a result holds NaN or infinity.
+      NotFiniteError: If an input or a result contains NaN or infinity.
       ValueError: If a kernel raises it. The message starts with the path of the leaf.
     """
     outcomes = {work.name: aligned(work.shape, work.dtype) for work in works}
@@ -318,8 +319,8 @@ def merge_arrays(works: Sequence[Work]) -> list[np.ndarray]:
             with engine.reader(unit) as reader:
                 for work, start, entries, _ in unit.outcome(reader):
                     outcomes[work.name].reshape(-1)[start : start + len(entries)] = entries
-            # A unit stays in the list until the last unit is merged, so it must free its memory for
-            # steps now.
+            # A unit stays in the list until the last unit is merged, so the memory for its steps is
+            # freed now.
             unit.forget()
 
         engine.each(finish, engine.prepared(works, wanted))

@@ -8,8 +8,8 @@ separately. The same steps can be evaluated in two ways:
   for a few sizes of pieces and reused.
 * In one program (`evaluate`), for traced arrays (under `jit`, `grad`, `vmap`) and arrays on
   accelerators or several devices. Leaves of one shape share one loop. The program then grows with
-  the number of shapes instead of the number of leaves. Plain functions would not help, because XLA
-  inlines them.
+  the number of shapes instead of the number of leaves. Plain functions are not sufficient, because
+  XLA inlines them.
 """
 
 import functools
@@ -65,7 +65,7 @@ def is_traced(*trees: Any) -> bool:
 
 
 def on_one_cpu(*trees: Any) -> bool:
-    """Checks whether all arrays of some trees lie on JAX's default device, and it is a CPU.
+    """Checks whether all arrays of some trees are on JAX's default device, and it is a CPU.
 
     Args:
       *trees: Pytrees of anything without traced arrays. Only leaves that are JAX arrays count.
@@ -79,7 +79,7 @@ def on_one_cpu(*trees: Any) -> bool:
 
 
 class Plan(NamedTuple):
-    """Everything except shapes that a compiled program is specialised for.
+    """Everything except shapes for which a compiled program is specialised.
 
     A loop is a group of leaves with equal shape, dtype and steps.
 
@@ -167,7 +167,7 @@ def evaluate(steps: Sequence[Step], leaves: Sequence[Leaf], tail: Kernel) -> lis
     tables = Tables(
         # Paths are data of the program. Trees with the same shapes and other names share a program.
         tuple(np.stack([fingerprint(leaves[i].path) for i in members]) for members in plan.loops),
-        # The path breaks ties between equal magnitudes, whatever the order of the pytree.
+        # The path breaks ties between equal magnitudes, regardless of the order of the pytree.
         tuple(np.array([place[i] for i in members], np.int32) for members in plan.loops),
         tuple(prepare(s, step) for s, step in enumerate(steps)),
     )
@@ -226,7 +226,7 @@ def _program_jvp(plan: Plan, primals: tuple, tangents: tuple) -> tuple[PyTree, P
     return jax.jvp(functools.partial(_walk, True, plan), primals, tangents)
 
 
-# `jit` also helps where this is only traced: the next call need not trace it again.
+# `jit` also helps if this is only traced, because the next call need not trace it again.
 _compiled = jax.jit(_program, static_argnums=0)
 
 Body = Callable[[Any, Known, Data, Piece], tuple[PyTree, PyTree]]
@@ -242,7 +242,7 @@ class _Loop:
       size: The number of entries of each leaf.
       data: The arrays of each leaf.
       names: The fingerprint of each leaf, `[leaf, 4]`.
-      places: How many leaves come before each in order of paths, `[leaf]`.
+      places: The number of leaves before each in order of paths, `[leaf]`.
       stacked: Whether the arrays are stacked first. Stacks are better for derivatives and take more
         memory.
       known: The kernels of the resolved steps, None where a step does not apply.
@@ -313,12 +313,12 @@ class _Loop:
         return _unstacked(stack, count, None if self.stacked else counted)
 
     def _is_short(self, f: Body, state: PyTree) -> bool:
-        """Checks whether a leaf needs so few operations that a loop would not pay.
+        """Checks whether a leaf requires so few operations that a loop is not worthwhile.
 
         A loop prevents XLA from fusing a leaf's operations with the surrounding program, which
         costs copies.
         """
-        # The program of one leaf is traced for this count, but not compiled.
+        # To count them, the program of one leaf is traced, but not compiled.
         return _operations(jax.make_jaxpr(lambda: self.visit(f, state, 0))().jaxpr) <= SHORT
 
 

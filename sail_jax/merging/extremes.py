@@ -1,10 +1,10 @@
-"""Checks for numbers at both ends of a dtype's range, by their bits.
+"""Checks for numbers at both ends of the range of a dtype, by their bits.
 
 At the upper end these are NaN and infinity. At the lower end they are numbers that XLA may lose. On
 CPUs, XLA treats a number below the smallest normal number as 0 (2^-126 in float32 and bfloat16),
 both when reading and when writing. This changes a result by more than its rounding only if the
-result is near 0. Results are therefore checked first, because they are fewer than inputs. Only
-inputs of such results are checked next. In most models these are a few zeros.
+result is near 0. Results are therefore checked first, because there are fewer of them than inputs.
+Only the inputs of such results are checked next, which in most models are a few zeros.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ AT_ONCE = 1 << 17
 
 
 def finite(x: np.ndarray) -> bool:
-    """Checks whether a float array holds neither NaN nor infinity.
+    """Checks whether a float array contains neither NaN nor infinity.
 
-    It computes two integer maxima of the bits, which is fast and needs no extra memory.
+    It computes two integer maxima of the bits, which is fast and requires no extra memory.
 
     Args:
       x: Any float dtype, also of `ml_dtypes`.
@@ -86,7 +86,7 @@ def _bound(dtype: np.dtype) -> int:
 
 
 def _least_is_faint(x: np.ndarray) -> np.ndarray:
-    """Whether the smallest magnitude along the last axis is 0 or faint, by two minima of bits."""
+    """Checks by two minima of bits whether the smallest magnitude of a row is 0 or faint."""
     size, bound = x.dtype.itemsize, _bound(x.dtype)
     # Positive numbers are the smallest unsigned integers, negative numbers the smallest signed
     # integers. Both are in order of their magnitudes.
@@ -99,7 +99,7 @@ def _least_is_faint(x: np.ndarray) -> np.ndarray:
 
 
 def _has_faint(x: np.ndarray) -> bool:
-    """Whether an array holds a faint number that is not 0."""
+    """Checks whether an array contains a faint number that is not 0."""
     bound = _bound(x.dtype)
     bits = x.reshape(-1).view(f"u{x.dtype.itemsize}")
     doubled, one = np.empty(min(AT_ONCE, bits.size), bits.dtype), bits.dtype.type(1)

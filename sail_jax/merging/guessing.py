@@ -1,19 +1,19 @@
-"""Thresholds that are guessed from a few entries and proven by one count of all entries.
+"""Guesses thresholds from a few entries, and proves them by one count of all entries.
 
-Checkpoints hold numbers of few digits. The differences of two bfloat16 models therefore take few
+Checkpoints contain numbers of few digits. The differences of two bfloat16 models therefore take few
 values: thousands among 2^20 differences, and a tenth of the differences may equal the threshold. A
-sample then shows the value of the threshold. A count of all entries proves it, because a key has
+sample then contains the value of the threshold. A count of all entries proves it, because a key has
 rank k if and only if
 
     (number of keys above it)  <  k  <=  (number of keys above it or equal to it)
 
 A guess is therefore either the threshold that the search for digits (`ranking`) finds, or it is
-refused. The search takes two passes for digits, and a third pass for the number of equal keys in
+rejected. The search takes two passes for digits, and a third pass for the number of equal keys in
 each piece. The count finds all of this in one pass. It is also cheaper: two comparisons of each key
 instead of an addition to one of 65,536 bins.
 
-The count of a refused guess shows its error, which corrects the guess. If a sample repeats no
-value, as in float32 models, nothing is guessed.
+The count of a rejected guess determines its error, which is used to correct the guess. If no value
+is repeated in a sample, as in float32 models, nothing is guessed.
 """
 
 import math
@@ -76,7 +76,7 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
     """Finds the keys with given ranks from a sample and a count.
 
     Args:
-      visit: The walk over all pieces.
+      visit: The traversal of all pieces.
       keys: Kernel `(piece, delta, weight) -> [task, ...]`, unsigned integers.
       ranks: The ranks, each `[task]`; the largest key has rank 1.
 
@@ -87,7 +87,7 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
     if (drawn := visit.sample(kernel(_drawn, keys))) is None:
         return None
     sample, share = drawn
-    # In ascending order; rank k counts from the end.
+    # The sample is in ascending order; rank k counts from the end.
     sample = np.sort(sample, axis=1)
     wanted = _numbers(ranks)
     top = np.iinfo(sample.dtype).max
@@ -104,7 +104,8 @@ def guess(visit: Pieces, keys: Kernel, ranks: Sequence[Wide]) -> Found | None:
         larger &= wanted > 0
         if not (larger | smaller).any():
             return list(found), [counting.wide(n) for n in wanted - above], own
-        # Comparing with the number of larger keys in the sample shows the error of the sample here.
+        # The comparison with the number of larger keys in the sample determines the error of the
+        # sample here.
         last = _ranks(sample, found, "right")
         off = above * share - (sample.shape[1] - last)
         place = _places(sample, wanted * share - off)
@@ -124,13 +125,13 @@ def _numbers(counts: Sequence[Wide]) -> np.ndarray:
 
 
 def _places(sample: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Converts ranks, perhaps fractional, to places in ascending samples."""
+    """Converts ranks, possibly fractional, to positions in ascending samples."""
     size = sample.shape[1]
     return np.clip(size - np.ceil(rank).astype(int), 0, size - 1)
 
 
 def _ranks(sample: np.ndarray, found: np.ndarray, side: Side) -> np.ndarray:
-    """The number of sampled keys of each task below a key ("left"), or at most equal to it."""
+    """Counts the sampled keys of each task that are < a key ("left") or <= a key ("right")."""
     return np.array([
         [np.searchsorted(row, key, side) for row, key in zip(sample, keys, strict=True)]
         for keys in found
@@ -138,7 +139,7 @@ def _ranks(sample: np.ndarray, found: np.ndarray, side: Side) -> np.ndarray:
 
 
 def _repeats(sample: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Whether a sample repeats a key so often that the guess is reliable."""
+    """Checks whether a key is repeated so often in a sample that the guess is reliable."""
     first, last = _ranks(sample, found, "left"), _ranks(sample, found, "right")
     size = sample.shape[1]
     # The standard deviation of the number of larger keys in a sample is at most this.
@@ -147,7 +148,7 @@ def _repeats(sample: np.ndarray, found: np.ndarray, wanted: np.ndarray) -> np.nd
 
 
 def _drawn(keys: Kernel, piece: Piece, delta: Array, weight: Array) -> UInt[Array, "task drawn"]:
-    """Draws some runs of the keys of a piece."""
+    """Samples some runs of the keys of a piece."""
     runs, length = DRAWN
     values = keys(piece, delta, weight)
     every = math.prod(values.shape[1:]) // runs
@@ -191,7 +192,7 @@ def _in_rows(
     if shape[1] % math.prod(FOLDS):
         larger, same = (counting.row_sums(x.reshape(shape)) for x in (above, equal))
         return larger, same
-    # Counting both in one byte is faster than counting one after the other.
+    # Counting both in one byte is faster than counting one after another.
     flags = jnp.where(equal, jnp.uint8(16), above.astype(jnp.uint8)).reshape(shape)
     sums = _folded(flags, FOLDS[0])
     larger, same = (

@@ -1,10 +1,10 @@
 """A hash of a merge's computation, `Merge.identity`, which differs between computations.
 
-Interrupted work continues only if its merge is still the same. A merge holds numbers and functions,
-and functions change with the program. Neither their names nor their own code show all changes. For
-example, `transforms.drop` stays the same when `random_bits.mix` changes, which it calls through two
-other functions. The hash therefore follows references from functions, within this package and
-within the user's package.
+Interrupted work continues only if its merge is still the same. A merge contains numbers and
+functions, and functions change with the program. Neither their names nor their own code reveal all
+changes. For example, `transforms.drop` stays the same when `random_bits.mix` changes, which it
+calls through two other functions. The hash therefore follows references from functions, within this
+package and within the user's package.
 """
 
 import dataclasses
@@ -58,12 +58,12 @@ def _plain(x: Any) -> Any:
 
 
 def _named(x: Any) -> str:
-    """The name of a function or a class, with its module."""
+    """Returns the name of a function or a class, with its module."""
     return f"{x.__module__}.{x.__qualname__}"
 
 
 def _unwrapped(x: Any) -> Any:
-    """The function within decorators, such as `jax.jit` and `property`, or within a method."""
+    """Returns the function within decorators, such as `jax.jit` and `property`, or a method."""
     if isinstance(x, functools.cached_property):
         return _unwrapped(x.func)
     for name in ("__wrapped__", "__func__", "fget"):
@@ -77,7 +77,7 @@ _FOUND: dict[Any, str] = {}
 
 
 def _reached(start: Any) -> str:
-    """The name of a function or a class, with a hash of its code and of everything it uses."""
+    """Returns the name of a function or a class, with a hash of its code and everything it uses."""
     key = start if isinstance(start, type) else (start.__code__, id(start.__globals__))
     if key not in _FOUND:
         packages = {_HERE, start.__module__.partition(".")[0]}
@@ -105,7 +105,7 @@ def _uses(function: FunctionType, record: list[Any]) -> Iterator[Any]:
     codes = [function.__code__]
     for code in codes:
         codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-        # Without file and line numbers, which do not affect its behaviour.
+        # File and line numbers are omitted, because they do not affect the behaviour.
         constants = [c for c in code.co_consts if not isinstance(c, CodeType)]
         record.append([code.co_code.hex(), code.co_names, list(map(_ordered, constants))])
     names = sorted({name for code in codes for name in code.co_names})
@@ -119,7 +119,7 @@ def _uses(function: FunctionType, record: list[Any]) -> Iterator[Any]:
 
 
 def _ordered(x: Any) -> Any:
-    """A constant of code, with sets sorted so their order is the same in every process."""
+    """Sorts the sets in a constant of code, so that their order is the same in every process."""
     if isinstance(x, frozenset):
         return ["set", *sorted(map(repr, x))]
     return [_ordered(value) for value in x] if isinstance(x, tuple) else repr(x)

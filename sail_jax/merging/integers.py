@@ -1,11 +1,11 @@
-"""Integers, bools, random keys and complex numbers in a merge: they are not averaged.
+"""The treatment of integers, bools, random keys and complex numbers in a merge, which are not
+averaged.
 
-Many checkpoints hold steps, counters, positions and keys with their weights. Where the models
-agree, the values are copied. Where they differ, one rule decides, for files and for pytrees.
+Many checkpoints contain steps, counters, positions and keys next to their weights. If the models
+agree, the values are copied. If they differ, one rule applies, for files and for pytrees.
 
-Complex numbers are copied only where the models agree. Where they differ they are weights, and
-copying one model's weights next to merged weights would be wrong. Every rule therefore refuses
-them.
+Complex numbers are copied only if the models agree. If they differ, they are weights, and copying
+one model's weights next to merged weights would be wrong, so every rule refuses them.
 """
 
 from collections.abc import Sequence
@@ -86,15 +86,15 @@ def remedy(dtype: DTypeLike, otherwise: str) -> str:
 
 
 def taken(values: Sequence[Any], integers: Integers) -> Any:
-    """Chooses one array from several.
+    """Selects one array from several.
 
     Args:
       values: The arrays of the base, if given, and of each model, all with one shape. Under "max"
-        they hold numbers or bools.
+        they contain numbers or bools.
       integers: The rule.
 
     Returns:
-      The array that the rule chooses.
+      The array that the rule selects.
 
     >>> taken([np.array([100, 7]), np.array([200, 3])], "max")
     array([200,   7])
@@ -119,6 +119,6 @@ def differ(values: Sequence[Any]) -> bool:
 
 
 def _plain(x: ArrayLike) -> np.ndarray:
-    """The values of an array, or the data of a random key."""
+    """Returns the values of an array, or the data of a random key."""
     keys = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if keys else x)

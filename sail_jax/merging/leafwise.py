@@ -118,7 +118,7 @@ def check_chosen(where: Callable[[str], bool], paths: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Makes a context that puts the path of a leaf in front of the message of a ValueError.
+    """Makes a context that prefixes the message of a ValueError with the path of a leaf.
 
     Errors of subclasses pass unchanged.
 
@@ -129,12 +129,12 @@ def naming(path: str) -> Iterator[None]:
       Nothing.
 
     Raises:
-      ValueError: The error raised in the context, with the path in front.
+      ValueError: The error raised in the context, with the path as a prefix.
     """
     try:
         yield
     except ValueError as error:
-        # A subclass carries more than its message (`NotFiniteError.tensor`), which would be lost.
+        # A subclass contains more than its message (`NotFiniteError.tensor`), which would be lost.
         if type(error) is not ValueError:
             raise
         raise ValueError(f"leaf {path!r}: {error}") from error
@@ -142,8 +142,8 @@ def naming(path: str) -> Iterator[None]:
 
 def digit_bits(size: int, leaves: int) -> int:
     """Chooses the number of bits of a key that a CPU search finds in one pass; see `ranking`."""
-    # A histogram of 16-bit digits has 65,536 bins for each leaf. Clearing and adding them does not
-    # pay for leaves with fewer entries than bins.
+    # A histogram of 16-bit digits has 65,536 bins for each leaf. Clearing and adding them is not
+    # worthwhile for leaves with fewer entries than bins.
     return 16 if size > LARGE * leaves else 8
 
 
@@ -182,7 +182,7 @@ def _alone(
     step: Step, prepared: tuple[PyTree, ...], piece: Piece, delta: Array, weight: Array
 ) -> Any:
     """Finds the statistics of a step in a whole leaf and applies its kernel."""
-    # Bins pay only on CPUs, and only for many entries.
+    # Bins are worthwhile only on CPUs, and only for many entries.
     binned = piece.on_host and delta[0].size > SMALL
     visit = (Binned if binned else Whole)(piece, delta, weight)
     bound, own = resolve(step, visit, prepared)
@@ -229,7 +229,7 @@ class Binned(_One):
     bits = 16
 
     def sample(self, summary: Kernel) -> None:
-        """Returns no sample, because counting one piece is as fast."""
+        """Returns no sample, because counting one piece is just as fast."""
 
     def repeat(self, times: int, body: Callable[[Any, PyTree], PyTree], state: PyTree) -> PyTree:
         done = int(is_manual())

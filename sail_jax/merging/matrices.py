@@ -1,4 +1,4 @@
-"""Products and factorisations of matrices, with finite derivatives everywhere."""
+"""Products and factorisations of matrices with finite derivatives everywhere."""
 
 import functools
 from typing import Any

@@ -68,9 +68,9 @@ class Merge(Program):
         only sets the dtypes of the result. "merged": a base is required, task vectors are relative
         to 0, and the base is merged as the first model, with weight 1.
       models: The smallest and the largest number of models; None for no limit.
-      positive_weights: Whether negative weights are refused.
-      remedy: The message about a result that holds NaN, with advice. By default the message is that
-        the values do not fit.
+      positive_weights: Whether negative weights are rejected.
+      remedy: The message about a result that contains NaN, with advice. By default the message
+        states that the values overflow.
       name: The name of the merge in messages and reports.
       options: Its hyperparameters by name.
 
@@ -154,7 +154,7 @@ class Merge(Program):
 
         Raises:
           ValueError: Unless the weights are `tasks` finite numbers. If one is negative and the
-            merge refuses negative weights, or if they sum to 0 and are normalised. Traced values
+            merge rejects negative weights, or if they sum to 0 and are normalised. Traced values
             are not checked.
         """
         w = task_weights(weights, tasks, self.normalize)
@@ -195,8 +195,8 @@ class Merge(Program):
         if self.base == "merged" and base is not None:
             models, weights = (base, *models), with_base(weights)
         start = base if self.relative else None
-        # Weights are computed in float64 whatever the caller's precision. `Unit` rounds them once,
-        # to the precision of its inputs.
+        # Weights are computed in float64, regardless of the caller's precision. `Unit` rounds them
+        # once, to the precision of its inputs.
         with jax.enable_x64(True):
             w = np.asarray(self.check_weights(weights, len(models)))
         return Work(name, shape, np.dtype(dtype), tuple(models), start, w, self)
@@ -219,7 +219,7 @@ class Merge(Program):
             float32, or in float64 where a model is float64 (NumPy arrays too, except under `jit`
             without 64 bits). Integers, bools and random keys are copied. So are complex numbers,
             which must be equal in all models. All other leaves must be equal. A model may also be a
-            whole training state, such as a `TrainState` or `nnx.state(model)`. Then only its
+            whole training state, such as a `TrainState` or `nnx.state(model)`, of which only the
             weights are merged.
           base: The pytree that the models were fine-tuned from, with the same paths and shapes.
           weights: Shape `[M]`, finite; 1 for each model by default. Or a mapping of such weights, a
@@ -234,7 +234,7 @@ class Merge(Program):
             default the weights of a state that `selection` recognises, and all leaves of any other
             tree.
           rest: The source of all other leaves: the base or else the "first" model, or the "last"
-            model. "error" refuses trees with other leaves.
+            model. "error" rejects trees with other leaves.
 
         Returns:
           A pytree with the structure and dtypes of the base (of the first model without a base).
@@ -242,7 +242,7 @@ class Merge(Program):
           enabled.
 
         Raises:
-          ValueError: For models and weights that do not fit, for values that are not finite, for
+          ValueError: For inconsistent models or weights, for values that are not finite, for
             results that overflow their dtype, and for a selected optimiser state. The message
             contains the merge and the leaf. Traced values are not checked.
           TypeError: For dtypes that cannot be merged, and for a missing base.
@@ -368,7 +368,7 @@ class Merge(Program):
 
 
 def _apart(stacked: PyTree, axis: int) -> list[PyTree]:
-    """Takes a tree of stacked models apart into the models."""
+    """Splits a tree of stacked models into the models."""
     shapes = [np.shape(x) for x in jax.tree.leaves(stacked)]
     counts = {shape[axis] for shape in shapes if len(shape) > axis >= 0}
     if len(counts) != 1 or any(len(shape) <= axis for shape in shapes):
@@ -396,7 +396,7 @@ def _as_given(
 
 
 def named(name: str, error: Exception) -> Exception:
-    """Puts the name of a merge in front of the message of a TypeError or ValueError.
+    """Prefixes the message of a TypeError or ValueError with the name of a merge.
 
     Args:
       name: The name.
@@ -405,17 +405,17 @@ def named(name: str, error: Exception) -> Exception:
     Returns:
       An error with the name. An error of any other class is returned unchanged.
     """
-    # Subclasses, such as JAX's own errors, carry more than their message.
+    # Subclasses, such as JAX's own errors, contain more than their message.
     return type(error)(f"{name}: {error}") if type(error) in (TypeError, ValueError) else error
 
 
 def with_base(weights: Weights) -> Weights:
-    """Puts the weight 1 of a base in front of the weights of models.
+    """Prepends the weight 1 of a base to the weights of models.
 
     Merges with `base="merged"` use it.
 
     Args:
-      weights: One for each model, perhaps traced; or None for 1 each.
+      weights: One for each model, possibly traced; or None for 1 each.
 
     Returns:
       Shape `[1 + model]`; None stays None, which again means 1 each.

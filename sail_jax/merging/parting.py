@@ -41,7 +41,7 @@ def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> 
 
     Raises:
       ValueError: If an optimiser state is selected, nothing is selected, other leaves exist under
-        "error", or the last model lacks one of them.
+        "error", or one of them is missing in the last model.
     """
     one_of("rest", rest, Rest)
     leaves = _by_path(like)
@@ -62,11 +62,11 @@ def part(models: Sequence[PyTree], like: PyTree, select: Select, rest: Rest) -> 
         out = [donor[path] if path in left_out else merged[path] for path in leaves]
         return jax.tree.structure(like).unflatten(out)
 
-    # Leaves of only one tree stay in, and the merge refuses them.
+    # Leaves that occur in only one tree are kept, and the merge rejects them.
     chosen = [{p: x for p, x in tree.items() if p not in left_out} for tree in each]
     return Parted(chosen, whole)
 
 
 def _by_path(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by path."""
+    """Returns the leaves of a tree by path."""
     return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))

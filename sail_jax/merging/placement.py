@@ -1,7 +1,7 @@
-"""Placement of a program's arrays on devices, where the compiler would choose badly.
+"""Places the arrays of a program on devices where the compiler would make a bad choice.
 
-Its choice is usually good: entries stay in place, and sums send one number. But each row that is
-sorted, and each matrix that is factorised, must lie on one device.
+Its choice is usually good: entries stay on their device, and sums send one number. But each row
+that is sorted, and each matrix that is factorised, must be on one device.
 """
 
 import math
@@ -18,14 +18,14 @@ def divided(x: Array) -> bool:
 
 
 def _automatic(x: Array) -> tuple[str, ...]:
-    """The mesh axes along which the compiler may divide an array."""
+    """Returns the mesh axes along which the compiler may divide an array."""
     mesh = jax.typeof(x).sharding.mesh
     axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     return tuple(name for name, n, kind in axes if n > 1 and kind == AxisType.Auto)
 
 
 def whole(x: Array) -> Array:
-    """Gives every device the whole array, if the compiler may divide it.
+    """Replicates an array on every device, if the compiler may divide it.
 
     Args:
       x: The array, traced.
@@ -57,7 +57,7 @@ def in_parts(x: Array, axis: int) -> Array:
 
 
 def _placed(x: Array, spec: PartitionSpec) -> Array:
-    """Gives an array a sharding, if the compiler would choose one."""
+    """Sets the sharding of an array, if the compiler would choose one."""
     if not _automatic(x):
         return x
     return lax.with_sharding_constraint(x, NamedSharding(jax.typeof(x).sharding.mesh, spec))

@@ -1,4 +1,4 @@
-"""The sign of life that the workers of a run give at each piece."""
+"""A heartbeat of the workers of a run, at each piece."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ class Pulse:
     """Shared by the workers of a run, which call `beat` before each piece.
 
     Attributes:
-      last: When a worker last began a piece, in seconds of `time.monotonic`.
+      last: The time when a worker last began a piece, in seconds of `time.monotonic`.
     """
 
     def __init__(self) -> None:
@@ -21,13 +21,13 @@ class Pulse:
         self.last = time.monotonic()
 
     def beat(self) -> None:
-        """Notes that a worker makes progress; KeyboardInterrupt if the run was stopped."""
+        """Records that a worker makes progress; raises KeyboardInterrupt if the run was stopped."""
         if self._stopped.is_set():
             raise KeyboardInterrupt
         self.last = time.monotonic()
 
     def stop(self) -> None:
-        """Ends all workers at their next piece."""
+        """Stops all workers at their next piece."""
         self._stopped.set()
 
     @contextlib.contextmanager
@@ -35,7 +35,7 @@ class Pulse:
         """Makes a context in which a thread reports that no worker makes progress.
 
         Args:
-          report: Called in a thread of its own with the seconds since the last piece, once for each
+          report: Called in a separate thread with the seconds since the last piece, once for each
             pause of PATIENCE seconds.
 
         Yields:

@@ -1,4 +1,4 @@
-"""Exact thresholds: the k-th largest entry of a tensor, or of a whole model, without sorting.
+"""Finds exact thresholds, the k-th largest entry of a tensor or of a whole model, without sorting.
 
 The definition is short. For the sizes of n entries, in order of (path, index),
 
@@ -6,9 +6,9 @@ The definition is short. For the sizes of n entries, in order of (path, index),
     threshold = sizes[order[k - 1]]             # the k-th largest: rank k
     kept = order[:k]                            # exactly k entries
 
-A model cannot be sorted like this. It may be larger than memory, and lie in pieces or on several
-devices. XLA also sorts slowly: 2^20 numbers take 200 ms on one core. A threshold estimated from a
-sample or a sketch would depend on the division of the model, and would keep k entries only
+A model cannot be sorted like this. It may be larger than memory, and be divided into pieces or over
+several devices. XLA also sorts slowly: 2^20 numbers take 200 ms on one core. A threshold estimated
+from a sample or a sketch would depend on the division of the model, and would keep k entries only
 approximately.
 
 Entries are therefore counted. The bits of a float >= 0, read as an unsigned integer, have the same
@@ -79,7 +79,7 @@ def _key_bits() -> int:
 
 
 def _key_dtype() -> np.dtype:
-    """Keys are as wide as the default float, so float32 and float64 leaves share one scale."""
+    """Returns the dtype of keys, as wide as the default float for float32 and float64 leaves."""
     return np.dtype(f"uint{8 * jnp.dtype(jnp.result_type(float)).itemsize}")
 
 
@@ -99,7 +99,7 @@ def magnitude(
 
     def as_key(d: Array, w: Array) -> Array:
         # Masked entries rank last, with the key of 0. The gradient is stopped before the cast to
-        # bits, because JAX cannot differentiate it.
+        # bits, which JAX cannot differentiate.
         size = lax.stop_gradient(jnp.where(w != 0, jnp.abs(d), 0))
         return lax.bitcast_convert_type(_widened(size), _key_dtype())
 
@@ -107,7 +107,7 @@ def magnitude(
 
 
 def _widened(size: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Magnitudes in JAX's default float dtype, including subnormal float32 numbers."""
+    """Computes magnitudes in JAX's default float dtype, including subnormal float32 numbers."""
     wide = size.astype(jnp.result_type(float))
     if size.dtype != jnp.float32 or wide.dtype == size.dtype:
         return wide
@@ -162,8 +162,8 @@ def float_of_key(key: UInt[Numbers, "..."], signed: bool = False) -> Float[Array
 class Threshold(NamedTuple):
     """The key of a given rank, for each task.
 
-    During the search it holds the digits found so far, and the rank among the keys that begin with
-    them.
+    During the search it contains the digits found so far, and the rank among the keys that begin
+    with them.
 
     Attributes:
       key: The key, shape `[task]`.
@@ -206,8 +206,8 @@ class Order(Statistic):
       keys: Kernel `(*found, piece, delta, weight) -> [task, ...]`, unsigned integers.
       ranks: Kernel `(*found) -> ranks` if the ranks depend on earlier statistics.
       tasks: The number of rows of keys, if it differs from the number of models.
-      ties: Whether a kernel gets one more argument for `take`, the number of equal keys before its
-        piece for each rank. Keys are in order of (path, row-major index).
+      ties: Whether a kernel receives one more argument for `take`, the number of equal keys before
+        its piece for each rank. Keys are in order of (path, row-major index).
     """
 
     keys: Kernel
@@ -235,8 +235,8 @@ class Order(Statistic):
             return tuple(map(Threshold, keys_found, left)), own
 
         def narrow(i: int | Array, thresholds: tuple[Threshold, ...]) -> tuple[Threshold, ...]:
-            # All ranks share the count of the first digit, under the empty head. This needs a
-            # separate program, which pays for large counts.
+            # All ranks share the count of the first digit, under the empty head. This requires a
+            # separate program, which is worthwhile for large counts.
             share = visit.bits == 16 and isinstance(i, int) and i == 0
             heads = tuple(threshold.key for threshold in (thresholds[:1] if share else thresholds))
             left = np.asarray(digits - 1) - i
@@ -472,14 +472,14 @@ def take(keys: Keys, threshold: Bound, before: Earlier) -> Bool[Array, "task ...
     """Selects the keys of a piece with the rank of a threshold, or a better rank.
 
     All keys above the threshold are selected. Of the keys equal to it, the first ones in row-major
-    order are selected, as many as earlier pieces leave. Over all pieces, the number of selected
-    keys is exactly the rank.
+    order are selected, up to the number that earlier pieces leave. Over all pieces, the number of
+    selected keys is exactly the rank.
 
     Args:
       keys: The keys of a piece, shape `[task, ...]`. The largest integer must not occur.
       threshold: The threshold, and the total number of equal keys to select.
-      before: The number of equal keys in earlier pieces, shape `[task]`, perhaps with the number in
-        each row of this piece. For a `Cut`, the place of this leaf.
+      before: The number of equal keys in earlier pieces, shape `[task]`, optionally with the number
+        in each row of this piece. For a `Cut`, the place of this leaf.
 
     Returns:
       A mask of the shape of `keys`.
@@ -497,7 +497,7 @@ def take(keys: Keys, threshold: Bound, before: Earlier) -> Bool[Array, "task ...
 def _until(keys: Array, thresholds: Array, ends: Array) -> Array:
     """Selects the keys above a threshold, and the keys equal to it before an index."""
     index = lax.iota(jnp.uint32, math.prod(keys.shape[1:])).reshape(keys.shape[1:])
-    # This needs fewer operations than two comparisons. Ranked keys are small enough to add 1.
+    # This takes fewer operations than two comparisons. Ranked keys are small enough to add 1.
     return per_task(
         lambda key, least, end: key + (index < end).astype(key.dtype) > least,
         keys, thresholds, ends,
@@ -536,7 +536,7 @@ def _first_reaching(
     """
     tasks, n = counts.shape
     if n % BLOCK == 0 and n > BLOCK * BLOCK // 4:
-        # A search among blocks and a search in one block replace a bisection that would add up all
+        # A search among blocks and a search in one block replace a bisection that would sum all
         # counts in each round.
         sums = counts.reshape(tasks, n // BLOCK, BLOCK).sum(2, dtype=jnp.uint32)
         block, left, block_counts = _descend(sums, wanted, counts)
@@ -552,7 +552,8 @@ def _first_reaching(
 
     start = jnp.zeros_like(wanted)
     if is_manual() and n:
-        # Counts, wanted numbers and results vary with the device, and a loop starts like it ends.
+        # Counts, wanted numbers and results vary with the device, and the state of a loop must have
+        # the same type at its start and end.
         start = wanted & 0 | counts[:, 0] & 0
     return lax.fori_loop(0, n.bit_length(), halve, start)
 

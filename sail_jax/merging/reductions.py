@@ -1,4 +1,4 @@
-"""Reductions: they turn task vectors into one update of the base.
+"""Reductions, which map task vectors to one update of the base.
 
 Only reductions remove the task axis. A `Merge` is a transform (`transforms`) followed by a
 reduction.
@@ -90,14 +90,15 @@ def combination(coefficients: Coefficients, *args: Any, scope: Extent = "tensor"
     precede this reduction.
 
     Args:
-      coefficients: `(*args, products, weights) -> [*vectors, task]`. `products` has the `lengths`
-        of the task vectors up to a common factor, `[*vectors, task]`, and the `cosines` of their
-        angles, `[*vectors, task, task]`; see `arithmetic.Products`. `weights` has the shape
-        `[task]`. The function should live as long as the process.
+      coefficients: `(*args, products, weights) -> [*vectors, task]`. `products` contains the
+        `lengths` of the task vectors up to a common factor, `[*vectors, task]`, and the `cosines`
+        of their angles, `[*vectors, task, task]`; see `arithmetic.Products`. `weights` has the
+        shape `[task]`. The function should exist as long as the process, because compiled code is
+        cached for it.
       *args: First arguments of `coefficients`: arrays, or other arguments of a kernel.
       scope: The extent of one vector: the "tree", each "tensor", each "row" or each "column". A row
-        runs along the last axis of a tensor. A column has the entries at one place on the last
-        axis, over all other axes. A leaf with one axis is one row, and also one column.
+        runs along the last axis of a tensor. A column consists of the entries at one position on
+        the last axis, over all other axes. A leaf with one axis is one row, and also one column.
 
     Returns:
       The reduction.
@@ -132,7 +133,7 @@ def combination(coefficients: Coefficients, *args: Any, scope: Extent = "tensor"
 
 
 def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:
-    """Returns the weight of each model; ValueError if weights differ between entries."""
+    """Returns the weight of each model; raises a ValueError if weights differ between entries."""
     if weight.size != len(delta):
         raise ValueError(f"expected one weight per model and tensor, got shape {weight.shape}")
     return weight.reshape(-1)
@@ -155,10 +156,10 @@ def _add(a: tuple[Products, Array], b: tuple[Products, Array]) -> tuple[Products
 
 
 def _coefficients(count: Coefficients, prepared: tuple[()], sums: tuple[Products, Array]) -> Array:
-    """Computes coefficients; NaN where a task vector holds NaN or infinity."""
+    """Computes coefficients, which are NaN if a task vector contains NaN or infinity."""
     finite = jnp.isfinite(sums[0].inner).all((-2, -1))[..., None]
-    # Coefficients of infinite products might look finite (x / inf is 0). NaN reaches the result,
-    # and the error then contains the tensor.
+    # Coefficients of infinite products might look finite (x / inf is 0). NaN propagates to the
+    # result, and the error then contains the tensor.
     return jnp.where(finite, count(*sums), jnp.nan)
 
 

@@ -1,9 +1,9 @@
-"""The rank of every entry in its row, for methods that need more than a threshold.
+"""Ranks every entry in its row, for methods that require more than a threshold.
 
 Ranks come from sorting a row and inverting the order. XLA sorts slowly on CPUs. If an evaluator can
-find ranks before a program needs them, NumPy computes them (`Step.ranked`). Key and position then
-share one 64-bit integer. Sorting these is vectorised, and equal keys stay in the order of their
-positions.
+compute ranks before a program requires them, NumPy computes them (`Step.ranked`). Key and position
+then share one 64-bit integer. Sorting these is vectorised, and equal keys stay in the order of
+their positions.
 """
 
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def row_ranks(size: Float[Array, "... n"]) -> UInt[Array, "... n"]:
     """Ranks the entries of each row in ascending order, from 0.
 
     Args:
-      size: Values >= 0. Rows lie along the last axis and have fewer than 2**31 entries.
+      size: Values >= 0. Rows run along the last axis and have fewer than 2**31 entries.
 
     Returns:
       Ranks in the shape of `size`, uint16 or uint32. Equal entries rank by position.
@@ -36,7 +36,7 @@ def row_ranks(size: Float[Array, "... n"]) -> UInt[Array, "... n"]:
 
 
 def _rank_dtype(n: int) -> type[np.unsignedinteger]:
-    """The narrowest dtype for the ranks of a row of `n` entries."""
+    """Returns the narrowest dtype for the ranks of a row of `n` entries."""
     return np.uint16 if n <= 1 << 16 else np.uint32
 
 
@@ -65,11 +65,11 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
     shape, n = keys.shape, keys.shape[-1]
     rows = keys.reshape(-1, n)
     ranks = np.empty(rows.shape, _rank_dtype(n))
-    if rows.dtype != np.uint32:  # wider keys do not fit 64 bits together with the position
+    if rows.dtype != np.uint32:  # wider keys do not fit into 64 bits together with the position
         order = np.argsort(rows, axis=1, kind="stable")
         np.put_along_axis(ranks, order, np.arange(n, dtype=ranks.dtype)[None], 1)
         return ranks.reshape(shape)
-    # Rows are sorted in blocks that fit the cache.
+    # Rows are sorted in blocks that fit into the cache.
     step = max(1, IN_CACHE // n)
     pairs = np.empty((step, n), np.uint64)
     position = np.arange(step * n, dtype=np.uint64).reshape(step, n)

@@ -1,8 +1,8 @@
-"""Selects the weights in a training state, recognised from the tree or given by a pattern.
+"""Selects the weights in a training state, which is recognised from the tree or given by a pattern.
 
-A state holds more than a network: steps, random keys, and the state of an optimiser. Only weights
-are merged. An optimiser's second moments must stay positive, and merges of weights do not ensure
-this.
+A state contains more than a network: steps, random keys, and the state of an optimiser. Only
+weights are merged. An optimiser's second moments must stay positive, and merges of weights do not
+ensure this.
 """
 
 import fnmatch
@@ -55,7 +55,7 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
       leaves: The leaves by path, with "/" between keys. Each has a `dtype`.
       select: Patterns, such as "params" or "params/*,batch_stats/*". A pattern also selects all
         leaves below a matching path, and "*" matches "/" too. Or a function of a path. By default
-        the recognised kind decides.
+        the recognised kind determines them.
 
     Returns:
       The selected leaves, and the other leaves.
@@ -86,7 +86,7 @@ def selection(leaves: Mapping[str, Any], select: Select = None) -> Selection:
 
 
 def _matching(paths: Iterable[str], patterns: str) -> tuple[str, ...]:
-    """The paths that a pattern matches, or that lie below a node that it matches."""
+    """Returns the paths that a pattern matches, and those below a node that it matches."""
     if patterns == "*":
         return tuple(paths)
     parts = [part.strip() for part in patterns.split(",") if part.strip()]
@@ -95,7 +95,7 @@ def _matching(paths: Iterable[str], patterns: str) -> tuple[str, ...]:
 
 
 def _known(leaves: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
-    """The recognised kind of a tree, its patterns, and the paths of its weights."""
+    """Returns the recognised kind of a tree, its patterns, and the paths of its weights."""
     kind, pattern = _state(leaves)
     weights = _matching(leaves, pattern)
     streams = {path for path in leaves if "rngs" in path.split("/")}
@@ -109,7 +109,7 @@ def _known(leaves: Mapping[str, Any]) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _state(leaves: Iterable[str]) -> tuple[str, str]:
-    """The kind of state, from the top-level keys, and the patterns of its weights."""
+    """Returns the kind of state, from the top-level keys, and the patterns of its weights."""
     tops = {path.split("/")[0] for path in leaves}
     if "model_params" in tops and len(tops) > 1:
         return "state of Tunix", "model_params"
@@ -124,7 +124,7 @@ def _state(leaves: Iterable[str]) -> tuple[str, str]:
 
 
 def _is_floating(leaf: object) -> bool:
-    """Whether a leaf is a floating number, or an array of them."""
+    """Checks whether a leaf is a floating number, or an array of them."""
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         return isinstance(leaf, float | complex)
@@ -135,14 +135,15 @@ def _is_floating(leaf: object) -> bool:
     return True
 
 
-# Of torch's modules, and of Flax's collection.
+# Names in torch's modules, and in Flax's collection.
 _STATISTICS = re.compile(r"(^|.*[./])running_(mean|var)|batch_stats[./].*(mean|var)")
 
 
 def averaged_statistics(paths: Iterable[str]) -> list[str]:
-    """Notes that running statistics of batch norms are averaged.
+    """Returns a note if running statistics of batch norms are averaged.
 
-    They are not those of the merged network, whose activations differ from each network's.
+    They are not the statistics of the merged network, whose activations differ from those of each
+    network.
 
     Args:
       paths: The paths of the averaged leaves.

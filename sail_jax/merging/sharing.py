@@ -1,8 +1,8 @@
-"""Statistics of a whole tree that several processes compute together, each from its own tensors.
+"""Computes statistics of a whole tree in several processes, each from its own tensors.
 
 TIES trims below one threshold for all tensors of a model. If each of four processes writes a
-quarter of the tensors, each needs to read only its quarter, because counts of keys add up. Each
-process visits its own units, sends their contributions, and receives the others' contributions.
+quarter of the tensors, each of them only has to read its quarter, because counts of keys add up.
+Each process visits its own units, sends their contributions, and receives those of the others.
 
 Integers add up to the same sum in any order, so a process sends one sum. Floats do not. Each
 process therefore sends the contribution of each unit, and all processes add these up in the order
@@ -43,8 +43,8 @@ class Sharing(Protocol):
     ) -> dict[int, list[np.ndarray]]:
         """Sends arrays of this process, and waits for the arrays of others.
 
-        `what` is their name, equal in all processes. `compute` is called unless an earlier run of
-        this process has stored its result.
+        `what` is their name, which is the same in all processes. `compute` is called unless an
+        earlier run of this process has stored its result.
         """
         ...
 
@@ -52,15 +52,15 @@ class Sharing(Protocol):
 class SharedTree(Tree):
     """The visit (`steps.Visit`) of all pieces of some units, shared with other processes.
 
-    A unit of several small tensors may hold tensors of several processes. The owner of its first
-    tensor counts it. Other processes visit it for the values that its pieces keep.
+    A unit of several small tensors may contain tensors of several processes. The owner of its first
+    tensor counts it. The other processes visit it only to store values for its pieces.
 
     Args:
       units: The units of all processes, in order.
       visit: A function that calls its argument for each unit that is visited here, as in `Tree`.
       bits: The number of bits of a key that one pass finds.
       sharing: The communication with the other processes.
-      label: The name of the step, equal in all processes.
+      label: The name of the step, the same in all processes.
       here: The places of the units that this process visits, at least one.
     """
 
@@ -172,8 +172,9 @@ class SharedTree(Tree):
         return self.sharing.gather(f"{self.label}-{self._rounds}", among, compute)
 
     def _like(self, summary: Kernel, add: Add, keep: bool) -> tuple[PyTree, PyTree]:
-        """The shapes and dtypes of a unit's contribution and of the values that its pieces keep."""
-        # This reads and compiles nothing, because a resumed run may find all counts stored.
+        """Returns the shapes and dtypes of a unit's contribution and of its pieces' values."""
+        # This reads and compiles nothing, because all counts may be stored already in a resumed
+        # run.
         unit = self.units[self.here[0]]
         arrays: list[Any] = [
             jax.ShapeDtypeStruct((unit.batch, *axes, *unit.runs[0].shape), unit.dtype)

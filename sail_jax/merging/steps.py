@@ -96,11 +96,11 @@ def _described(x: Any) -> str:
 class Kernel:
     """A function with its first arguments, as data.
 
-    Unlike a closure, it has a structure that `jax.jit` can compare. Two kernels of one function
-    share compiled code, whatever numbers their arrays hold.
+    Unlike a closure, it has a structure that `jax.jit` can compare. Two kernels of the same
+    function share compiled code, for any values of their arrays.
 
     Attributes:
-      function: Called as `function(*arrays, *args, **options)`. It should live as long as the
+      function: Called as `function(*arrays, *args, **options)`. It should exist as long as the
         process, because a new function is compiled again.
       arrays: The first arguments, pytrees of arrays.
       options: Keyword arguments by name, hashable. Compiled code is specialised for them.
@@ -241,7 +241,7 @@ class Piece:
 
 @runtime_checkable
 class Visit(Protocol):
-    """A walk over all pieces of a tensor or a tree that computes a statistic.
+    """A traversal of all pieces of a tensor or a tree that computes a statistic.
 
     Summaries are kernels `(piece, delta, weight) -> part`. Their task vectors have gone through all
     earlier steps. Values kept by pieces ("own") have one entry for each piece, in a structure
@@ -262,7 +262,7 @@ class Visit(Protocol):
         ...
 
     def run(self, function: Kernel, *args: Any) -> Any:
-        """Calls a kernel on results, compiled where this pays."""
+        """Calls a kernel on results, compiled if this is worthwhile."""
         ...
 
 
@@ -285,7 +285,7 @@ class Leaves(Visit, Protocol):
 
 @runtime_checkable
 class Pieces(Visit, Protocol):
-    """A visit of pieces in which bins are cheap and passes are expensive.
+    """A visit of pieces, in which bins are cheap and passes are expensive.
 
     Attributes:
       bits: The number of bits of a key that one pass should find (see `ranking`).
@@ -311,7 +311,7 @@ class Pieces(Visit, Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Statistic:
-    """A summary of the other entries of a tensor or a tree that a kernel needs.
+    """A summary of the other entries of a tensor or a tree that a kernel requires.
 
     `Fold` is a sum over entries. `ranking.Order` finds entries of given ranks.
 
@@ -350,7 +350,7 @@ class Statistic:
         """Finds the statistic.
 
         Args:
-          visit: The walk over all pieces.
+          visit: The traversal of all pieces.
           found: The results of earlier statistics of the step.
           prepared: The result of `prepare`.
 
@@ -407,7 +407,7 @@ class PerLeaf:
         return self.arrays.get(path)
 
     def check(self, paths: Sequence[str]) -> None:
-        """Checks that the arrays fit the leaves of a merge.
+        """Checks that the arrays belong to leaves of a merge.
 
         Args:
           paths: The paths of all leaves to be merged.
@@ -459,8 +459,8 @@ class Fold(Statistic):
         """Adds up the parts of all pieces; see `Statistic.find`."""
         summary, own = self.summary.bind(*found), ()
         if self.kept:
-            # `keep` holds the results of all pieces until the tensor is merged, so it is used only
-            # if needed.
+            # `keep` stores the results of all pieces until the tensor is merged, so it is used only
+            # if necessary.
             total, kept = visit.keep(summary, self.add)
             own = (kept,)
         else:
@@ -481,9 +481,9 @@ class Step:
       kernel: `(*found, *own, piece, delta, weight) -> (delta, weight)`. `found` are the results of
         the statistics, and `own` the values that the piece keeps. A reducing step returns the
         update of the leaf instead.
-      statistics: The statistics of other entries that the kernel needs, in the order of its
+      statistics: The statistics of other entries that the kernel requires, in the order of its
         arguments.
-      needs: The part of a tensor that the kernel needs at once: single entries ("entry"), rows
+      needs: The part of a tensor that the kernel requires at once: single entries ("entry"), rows
         along the last axis ("row"), or the whole "tensor".
       scope: Whether statistics are taken over each "tensor" or over the whole "tree".
       where: A predicate on paths that selects the leaves for the step and its statistics. None for
@@ -491,14 +491,14 @@ class Step:
       local: A function from a path to a pytree of arrays for the leaf, or None. The kernel and the
         summaries get them as `Piece.local`.
       propagates_nonfinite: Whether NaN or infinity in any input of a tensor always makes some entry
-        of its result NaN or infinite, whatever the weights. The inputs of a merge with only such
-        steps need not be checked.
+        of its result NaN or infinite, for any weights. The inputs of a merge with only such steps
+        need not be checked.
       ranked: Kernel `(piece, delta, weight) -> [task, ...]` for sizes. The summaries (or the
         kernel, without summaries) need the ranks of these sizes in their rows (`row_ranks`). If
         NumPy can find the ranks first, they are `Piece.local`. If that is None, the ranks are
         unknown.
-      workspace: The number of values that the kernel holds at once, beyond four for each entry and
-        model; see `Workspace`.
+      workspace: The number of values that the kernel keeps in memory at once, beyond four for each
+        entry and model; see `Workspace`.
       call: The call that made the step for `repr`, such as "trim(density=0.2)"; see
         `combining.shown`.
     """
@@ -519,7 +519,7 @@ class Step:
 
     @property
     def over_tree(self) -> bool:
-        """Whether the step has a statistic of the whole tree, which all leaves must wait for."""
+        """Whether the step has a statistic of the whole tree, for which all leaves must wait."""
         return self.scope == "tree" and bool(self.statistics)
 
     def applies(self, path: str) -> bool:
@@ -578,7 +578,7 @@ def resolve(step: Step, visit: Visit, prepared: tuple[Any, ...]) -> tuple[Kernel
 
     Args:
       step: The step.
-      visit: The walk over all pieces.
+      visit: The traversal of all pieces.
       prepared: The result of `step.prepare`.
 
     Returns:

@@ -64,11 +64,11 @@ Shaped = TypeVar("Shaped", Tensor, Work)
 
 
 class NotFiniteError(ValueError):
-    """An input or a result holds NaN or infinity.
+    """Raised if an input or a result contains NaN or infinity.
 
     Attributes:
       tensor: The input, or the work of the result.
-      nan: Whether a result holds NaN. Overflow alone gives only infinity.
+      nan: Whether a result contains NaN. Overflow alone gives only infinity.
     """
 
     def __init__(self, tensor: Tensor | Work, nan: bool = False):
@@ -77,7 +77,7 @@ class NotFiniteError(ValueError):
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Reads a tensor and checks that it holds neither NaN nor infinity.
+    """Reads a tensor and checks that it contains neither NaN nor infinity.
 
     Args:
       tensor: The tensor. It is read piece by piece.
@@ -101,8 +101,8 @@ def _not_finite(tensors: Sequence[Shaped], rows: np.ndarray, count: int) -> Shap
     The first `count` entries of each row are checked, or fewer for a smaller tensor. The entries
     after them may be anything.
     """
-    # Checking all rows at once is fast. If it fails, padding may be the cause, so each row is
-    # checked.
+    # Checking all rows at once is fast. If the check fails, padding may be the cause, so each row
+    # is checked.
     if not finite(rows):
         for tensor, row in zip(tensors, rows, strict=True):
             if not finite(row[: min(count, math.prod(tensor.shape))]):
@@ -116,8 +116,8 @@ class Reader:
     Args:
       unit: The unit to read.
       buffers: The memory for pieces.
-      check: Whether NaN and infinity are refused when a piece is first read.
-      pulse: Gets a sign of life before each piece, and can end reading.
+      check: Whether NaN and infinity are rejected when a piece is first read.
+      pulse: Records activity before each piece, and can stop reading.
       kept: The pieces in memory, by index; None to keep no pieces.
       owner: The owner of the memory. Readers with the same owner (or None) share memory.
       faint: A set that collects pieces in which XLA may have lost numbers near 0, as (name of the
@@ -156,7 +156,7 @@ class Reader:
           The result of `compute`.
 
         Raises:
-          NotFiniteError: If an input holds NaN or infinity.
+          NotFiniteError: If an input contains NaN or infinity.
           KeyboardInterrupt: If the run was stopped.
         """
         self.pulse.beat()
@@ -168,7 +168,7 @@ class Reader:
             raise
 
     def wanted(self, k: int) -> list[int]:
-        """Lists the places of the tensors with a wanted result for a piece."""
+        """Lists the positions of the tensors whose result for a piece is wanted."""
         if self.only is None and not self.faint:
             return [*range(len(self.unit.works))]
         pieces = [(work.name, k) for work in self.unit.works]
@@ -221,7 +221,7 @@ class Unit:
 
     Args:
       works: Works of one merge. Several works must be of small tensors of one kind (`units`).
-      bits: How many bits of a key one pass over the whole tree finds.
+      bits: The number of bits of a key that one pass over the whole tree finds.
       crowded: Whether there are many tiny tensors (`is_crowd`).
       wide: Whether inputs are read as float64 and results are cast by NumPy. Both keep numbers that
         float32 loses (`faint`).
@@ -231,10 +231,10 @@ class Unit:
       merge: The merge, None if a model is copied.
       name: The name of the first tensor.
       tasks: The number of models.
-      passes: The number of reads of the inputs, unless they are kept in memory.
+      passes: The number of times that the inputs are read, unless they are kept in memory.
       runs: The pieces. Several pieces belong to a single tensor.
       places: The `Piece` arguments of kernels, stacked over tensors.
-      unchecked: The pieces with inputs that still need a check for finite values.
+      unchecked: The pieces with inputs that are not yet checked for finite values.
       batch: The capacity of arrays, in tensors.
       dtype: The dtype for reading inputs.
       held: The bytes of all inputs in this dtype.
@@ -256,8 +256,8 @@ class Unit:
         # padded.
         largest = max(works, key=lambda work: work.size)
         self.runs = pieces(largest.shape, first.needs, crowded)
-        # Checking results is enough if NaN and infinity propagate to them. Some one-byte dtypes
-        # lack NaN.
+        # Checking results is sufficient if NaN and infinity propagate to them. Some one-byte dtypes
+        # have no NaN.
         shown = first.dtype.itemsize > 1 and all(s.propagates_nonfinite for s in self.steps)
         self.unchecked = set() if shown else set(range(len(self.runs)))
         entries = sum([work.size * len(work.inputs) for work in works])
@@ -339,7 +339,7 @@ class Unit:
         """
         local = list(self.local)
         for s, step in enumerate(self.steps if self.on_host else ()):
-            # A statistic that is already found does not need its ranks again.
+            # A statistic that is already found does not require its ranks again.
             found = step.statistics and s < len(self.known) and len(self.runs) > 1
             if step.ranked is None or not step.applies(self.name) or s > len(self.known) or found:
                 continue
@@ -358,7 +358,7 @@ class Unit:
         self.known, self.own = [], []
 
     def pass_by(self) -> None:
-        """Notes that the next step does not apply."""
+        """Records that the next step does not apply."""
         self.known.append(None)
         self.own.append([])
 
@@ -396,8 +396,8 @@ class Unit:
           if the reader collects them.
 
         Raises:
-          NotFiniteError: For inputs that hold NaN or infinity, and for results that overflow their
-            dtype, if the reader checks.
+          NotFiniteError: For inputs that contain NaN or infinity, and for results that overflow
+            their dtype, if the reader checks.
         """
         tail = kernel(written, number(self.merge.scale if self.merge else 1.0))
         for step in self.steps[len(self.known) :]:
@@ -428,7 +428,7 @@ class Unit:
         n, dtype = len(self.works), self.works[0].dtype
         rows = np.asarray(out).reshape(self.batch, -1)[:n]
         if self.wide:
-            # NumPy keeps numbers that XLA treats as 0. The reader refuses infinities.
+            # NumPy keeps numbers that XLA treats as 0. The reader rejects infinities.
             with np.errstate(over="ignore"):
                 return rows.astype(dtype), seen
         # no wider dtype exists for float64
@@ -443,12 +443,12 @@ class Unit:
 
 
 def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = False) -> list[Unit]:
-    """Groups works into units: small tensors of one kind together in order, others separately.
+    """Groups works into units: small tensors of the same kind together in order, others separately.
 
     Args:
       works: Works of one merge, or of several merges without statistics of the tree.
       crowded: Whether there are many tiny tensors (`is_crowd`).
-      bits: How many bits of a key one pass over the whole tree finds.
+      bits: The number of bits of a key that one pass over the whole tree finds.
       wide: Whether all computation is in float64; see `Unit`.
 
     Returns:
@@ -457,7 +457,7 @@ def units(works: Sequence[Work], crowded: bool, bits: int = 16, wide: bool = Fal
     alike: dict[Any, list[list[Work]]] = {}
     for place, work in enumerate(works):
         batch = at_a_time(work, crowded)
-        # Runs of entries are padded equally, whatever the shape of the tensor.
+        # Runs of entries are padded equally for any shape of the tensor.
         shape = None if work.needs == "entry" else work.shape
         inputs = (len(work.models), work.start is None, *[x.dtype for x in work.inputs])
         applied = tuple([step.applies(work.name) for step in work.steps])
@@ -479,8 +479,8 @@ class Tree:
     Args:
       units: The units in order.
       visit: A function that calls its argument for each unit with (place, unit, reader), in any
-        order, perhaps from several threads at once.
-      bits: How many bits of a key one pass finds.
+        order, possibly from several threads at once.
+      bits: The number of bits of a key that one pass finds.
     """
 
     def __init__(
@@ -560,7 +560,7 @@ class Tree:
         return self.joined([drawn[at] for at in chosen])
 
     def sampled(self) -> list[tuple[int, int]]:
-        """Chooses the pieces of a sample, in order; empty if a sample would cost too much."""
+        """Chooses the pieces of a sample, in order; empty if a sample would be too expensive."""
         full = [
             (place, k)
             for place, unit in enumerate(self.units)
@@ -636,7 +636,7 @@ def _contribution(
 
 
 class InOrder:
-    """Adds parts in the order of their places, whatever order they arrive in.
+    """Adds parts in the order of their positions, regardless of the order in which they arrive.
 
     A part is added as soon as all earlier parts have arrived. Keeping the parts of all leaves of a
     large model would fill the memory, because histograms are large.
@@ -648,7 +648,7 @@ class InOrder:
         self.early: dict[int, PyTree] = {}
 
     def add(self, place: int, part: PyTree) -> None:
-        """Takes the part of a place; None if it contributes nothing."""
+        """Receives the part of a position; None if it contributes nothing."""
         with self.lock:
             self.early[place] = part
             while self.next in self.early:
@@ -761,9 +761,9 @@ def _measured(
 ) -> dict[str, Array]:
     """Computes sums over a piece for norms, cosines, conflicts and kept fractions.
 
-    `gram` has the inner products of the task vectors and (last) the change, divided by their units
-    (`arithmetic.Products`). The others count entries. For each model, `moved` counts entries that
-    differ from the start, and `kept` counts unmasked entries. `conflicts` counts entries with
+    `gram` contains the inner products of the task vectors and (last) the change, divided by their
+    units (`arithmetic.Products`). The others count entries. For each model, `moved` counts entries
+    that differ from the start, and `kept` counts unmasked entries. `conflicts` counts entries with
     opposite signs in two models, and `changed` counts entries that the merge changes.
     """
     raw, _ = source.vectors()

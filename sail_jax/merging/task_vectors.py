@@ -192,7 +192,8 @@ class Matched(NamedTuple):
 
 
 def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = None) -> Matched:
-    """Matches the leaves of models to the leaves of their base, and checks that they fit.
+    """Matches the leaves of models to the leaves of their base, and checks that they are
+    compatible.
 
     Args:
       models: Pytrees with the leaf paths and shapes of `base`. Containers, floating dtypes, and the
@@ -203,8 +204,8 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
 
     Returns:
       The matched leaves. Leaves of `start` that are not floating come from the source that
-      `integers` chooses. NumPy's 64-bit arrays stay unchanged if JAX lacks the dtype, unless a leaf
-      is traced. All other arrays are JAX arrays.
+      `integers` chooses. NumPy's 64-bit arrays stay unchanged if the dtype is disabled in JAX,
+      unless a leaf is traced. All other arrays are JAX arrays.
 
     Raises:
       ValueError: If `models` is empty, leaves or shapes differ from the base, complex numbers
@@ -251,7 +252,7 @@ def match(models: Sequence[PyTree], base: PyTree, integers: Integers | None = No
 
 
 def _taken(path: str, values: Sequence[Any], integers: Integers | None, given: str) -> Any:
-    """The values of a leaf that is not merged, with an error or a warning where they differ."""
+    """Returns the values of an unmerged leaf, with an error or a warning if they differ."""
     dtype = next((x.dtype for x in values if is_complex(x.dtype)), values[0].dtype)
     rule = rule_for(dtype, check_integers(integers))
     if is_complex(dtype) and is_traced(*values):
@@ -341,7 +342,7 @@ def task_vectors(
       vectors from NumPy's float64 are NumPy arrays unless JAX has 64 bits enabled.
 
     Raises:
-      ValueError: For models or weights that do not fit, and for values that are not finite.
+      ValueError: For inconsistent models or weights, and for values that are not finite.
       TypeError: For dtypes that cannot be merged, and for a missing base.
 
     >>> vectors = task_vectors([{"a": jnp.ones(2)}, {"a": jnp.zeros(2)}], {"a": jnp.ones(2)})
@@ -386,7 +387,7 @@ def known_finite(leaves: Sequence[Leaf[Proposal]]) -> list[Bool[np.ndarray, "...
       For each leaf one bool for each model, and one more for the base if it takes part. True for
       traced arrays.
     """
-    # Known arrays are checked now even under `jit`, not in the program.
+    # Known arrays are checked now, even under `jit`, and not in the program.
     with jax.ensure_compile_time_eval():
         flags = [
             [True if is_traced(x) else _finite(x) for x in leaf.source.arrays] for leaf in leaves
@@ -403,7 +404,7 @@ def written(scale: Array, source: Proposal, update: Array) -> tuple[Array, Array
     Args:
       scale: A scalar array.
       source: The arrays of the leaf.
-      update: What the reduction made of its task vectors, shape `[...]`.
+      update: The output of the reduction for its task vectors, shape `[...]`.
 
     Returns:
       The change scale * update, and start + change in the dtype of the result.
@@ -422,7 +423,7 @@ def outcome(
     Args:
       scale: A scalar array.
       source: The arrays of the leaf.
-      update: What the reduction made of its task vectors, shape `[...]`.
+      update: The output of the reduction for its task vectors, shape `[...]`.
       check: Whether to look for NaN and infinity.
 
     Returns:
@@ -560,7 +561,8 @@ def by_leaf(prefix: Mapping[str, Any], paths: Sequence[str], of: Callable[[Any],
       For each leaf, the converted entry at its path or at a node above it.
 
     Raises:
-      ValueError: If a leaf lacks an entry, or an entry lacks a leaf. The message contains the path.
+      ValueError: If there is a leaf without an entry, or an entry without a leaf. The message
+        contains the path.
 
     >>> by_leaf({"encoder": {"w": 1}, "head": 2}, ["encoder/w", "head/bias", "head/kernel"], str)
     ['1', '2', '2']
@@ -580,7 +582,7 @@ def by_leaf(prefix: Mapping[str, Any], paths: Sequence[str], of: Callable[[Any],
 
 
 def _upwards(path: str) -> Iterator[str]:
-    """A path and the paths of the nodes above it, from the leaf up."""
+    """Yields a path and the paths of its parent nodes, from the leaf up."""
     while path:
         yield path
         path = path.rpartition("/")[0]
@@ -687,7 +689,7 @@ def _leaf(where: str, leaf: Any, traced: bool) -> tuple[Any, Kind]:
 
 @functools.cache
 def _kind_of(dtype: Any) -> Kind:
-    """The kind of arrays of a dtype; "other" unless they hold numbers or random keys."""
+    """Returns the kind of arrays of a dtype; "other" unless they contain numbers or random keys."""
     numbers = (jnp.integer, jnp.bool, jnp.complexfloating)
     if jnp.issubdtype(dtype, jnp.floating):
         return "float"
@@ -697,7 +699,7 @@ def _kind_of(dtype: Any) -> Kind:
 
 
 def _kind(x: Any) -> Kind:
-    """The kind of a leaf of a matched tree. Arrays of text count as numbers that stay unmerged."""
+    """Returns the kind of a leaf of a matched tree. Arrays of text count as unmerged numbers."""
     if not isinstance(x, jax.Array | np.ndarray):
         return "other"
     kind = _kind_of(x.dtype)

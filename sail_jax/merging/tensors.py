@@ -41,8 +41,8 @@ class Like(Protocol):
 class Tensor(Like, Protocol):
     """A tensor with entries that are read on demand, from several threads at once.
 
-    A tensor that is computed on reading also has an attribute `needs`, the bytes that it holds
-    meanwhile.
+    A tensor that is computed on reading also has an attribute `needs`, the bytes that it keeps in
+    memory meanwhile.
     """
 
     @property
@@ -60,7 +60,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class LastBlock:
-    """The last block read of a tensor, kept for the next read; threads may share it."""
+    """A cache of the last block read of a tensor, for the next read; threads may share it."""
 
     def __init__(self, read: Callable[[int], np.ndarray]) -> None:
         """Starts without a block.
@@ -107,10 +107,10 @@ class LastBlock:
 
 
 class OnDemand(ABC):
-    """A tensor that must be formed before its entries can be read.
+    """A tensor that must be computed before its entries can be read.
 
-    The formed tensor is kept until its last entry is read. Reading a tensor from end to end
-    therefore forms it once. If several threads read at once, it may be formed more than once.
+    The computed tensor is kept until its last entry is read. Reading a tensor from end to end
+    therefore computes it once. If several threads read at once, it may be computed more than once.
 
     Attributes:
       name: The name of the tensor.
@@ -127,7 +127,7 @@ class OnDemand(ABC):
     @property
     @abstractmethod
     def needs(self) -> int:
-        """The largest number of bytes held between the first and the last read."""
+        """The largest number of bytes in memory between the first and the last read."""
 
     @abstractmethod
     def form(self) -> Any:
@@ -145,7 +145,7 @@ class OnDemand(ABC):
           start: Row-major index of the first entry to read.
 
         Raises:
-          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+          ValueError: If the buffer is invalid, or the tensor does not have all these entries.
         """
         check_read(self, out, start)
         if not out.size:
@@ -154,8 +154,8 @@ class OnDemand(ABC):
             if self._formed is None:
                 self._formed = self.form()
             formed = self._formed
-            # The engine reads from the first entry to the last, so the formed tensor is not needed
-            # after the last.
+            # The engine reads from the first entry to the last, so the computed tensor is not
+            # needed after the last.
             if start + out.size == math.prod(self.shape):  # the last entries are read
                 self._formed = None
         # Outside the lock, several threads can copy at once.
@@ -171,7 +171,7 @@ def check_read(tensor: Tensor, out: np.ndarray, start: int) -> None:
       start: Row-major index of the first entry to read.
 
     Raises:
-      ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+      ValueError: If the buffer is invalid, or the tensor does not have all these entries.
     """
     size = math.prod(tensor.shape)
     if out.dtype != tensor.dtype or out.ndim != 1 or not out.flags.c_contiguous:
@@ -199,7 +199,7 @@ def bytes_of(tensor: Like) -> int:
 
 
 def held(tensor: Tensor) -> int:
-    """Returns the memory that a tensor holds while it is read, without the target buffer.
+    """Returns the memory that a tensor requires while it is read, without the target buffer.
 
     Args:
       tensor: The tensor.
@@ -222,7 +222,7 @@ def same_entries(first: Tensor, second: Tensor, piece: int = 1 << 18) -> bool:
       Whether both have equal shapes and entries. Different dtypes are compared in float32.
 
     Raises:
-      ValueError: If the entries are not all there.
+      ValueError: If some entries are missing.
     """
     if first.shape != second.shape:
         return False
@@ -250,7 +250,7 @@ def read_whole(tensor: Tensor) -> np.ndarray:
       The entries in the tensor's shape, at a multiple of 64 bytes. XLA reads such memory in place.
 
     Raises:
-      ValueError: If the entries are not all there.
+      ValueError: If some entries are missing.
     """
     array = aligned(tensor.shape, tensor.dtype)
     tensor.read(array.reshape(-1))

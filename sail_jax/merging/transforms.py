@@ -1,4 +1,4 @@
-"""Transforms of task vectors: they mask entries or change their values.
+"""Transforms of task vectors, which mask entries or change their values.
 
 A transform keeps the task axis. Reductions (`reductions`) remove it. Published methods
 (`sail_jax.methods`) combine transforms with a reduction.
@@ -96,7 +96,7 @@ def trim(density: PerModel, scope: Scope = "tree", *, floor: bool = False) -> Tr
 
     Args:
       density: Fraction in (0, 1], one for all models or one per model. It may be traced (see
-        `counting.of_size`). Then other densities share the compiled program.
+        `counting.of_size`), in which case other densities share the compiled program.
       scope: "tree" counts all leaves together, one threshold per model (the paper); "tensor" counts
         each leaf alone (mergekit). A leaf has fewer than 2**32 entries, a tree fewer than 2**48.
       floor: Whether density * n is rounded down (mergekit).
@@ -122,7 +122,7 @@ def trim(density: PerModel, scope: Scope = "tree", *, floor: bool = False) -> Tr
 
 
 def _check_density(density: PerModel) -> None:
-    """Checks densities; ValueError unless they lie in (0, 1]."""
+    """Checks densities; raises a ValueError unless they lie in (0, 1]."""
     check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
 
 
@@ -194,7 +194,8 @@ def _between_ranks(
     """Returns the ranks of the last masked large entry and of the last kept entry."""
     count = _how_many(density, floor, size)
     above = counting.of_size(gamma, size, half=not floor)
-    # `density` has priority over `gamma`: if both do not fit, fewer large entries are masked.
+    # `density` takes precedence over `gamma`: if both exceed the size, fewer large entries are
+    # masked.
     above = counting.smaller(above, counting.subtract(counting.wide(size), count))
     return above, counting.add(above, count)
 
@@ -377,7 +378,7 @@ def drop_by_magnitude(
     """Masks entries with a probability that falls with their magnitude (DELLA's MAGPRUNE).
 
     An entry is kept with probability p = density - epsilon + 2 epsilon x, and is divided by p. This
-    keeps the expected delta. x in [0, 1] is the place of the entry in its row (the last axis; a
+    keeps the expected delta. x in [0, 1] is the position of the entry in its row (the last axis; a
     vector is one row). Where x is 0 / 0, p is the density. This happens in rows of length 1, and
     for "magnitude" in rows of equal magnitudes. If density + epsilon > 1, epsilon becomes 1 -
     density. Density 1 keeps everything. Draws are reproducible as in `drop`, and each row is ranked
@@ -459,7 +460,7 @@ def _sizes(piece: Piece, delta: Array, weight: Array) -> Float[Array, "task ..."
 def _place_by_rank(
     size: Float[Array, "task ..."], ranks: UInt[Array, "task ..."] | None
 ) -> Float[Array, "task ..."]:
-    """Computes the place of each entry in its row by rank, from -1 to 1 for the largest.
+    """Computes the position of each entry in its row by rank, from -1 to 1 for the largest.
 
     `ranks` comes from `row_ranks`; None computes it here.
     """
@@ -471,7 +472,7 @@ def _place_by_rank(
 
 
 def _place_by_magnitude(size: Float[Array, "task ..."]) -> Float[Array, "task ..."]:
-    """Computes the place of each entry in its row by magnitude, from -1 to 1 for the largest.
+    """Computes the position of each entry in its row by magnitude, from -1 to 1 for the largest.
 
     It is 0 where all entries are equal.
     """
@@ -489,7 +490,7 @@ def _sample(
 ) -> tuple[Norms, Array]:  # fmt: skip
     """Computes L1 norms before and after, and the masks as bits."""
     p = _probability(density, epsilon, piece, delta, weight, rank_by)
-    # Without this, norms and bits would each draw again.
+    # Otherwise norms and bits would each draw again.
     kept = computed_once(lambda: _drawn(words, piece, delta, p), weight)
     return _norms(piece, delta, mask(kept, weight)), _packed(kept)
 
@@ -585,7 +586,7 @@ def check_per_model(
 
     Args:
       name: The name in the message.
-      value: The value, perhaps traced.
+      value: The value, possibly traced.
       holds: The condition on every number, a function of an array that returns an array.
       expected: The condition in words for the message, such as "in (0, 1]".
 
@@ -593,7 +594,7 @@ def check_per_model(
       The values as float64; None if they are traced.
 
     Raises:
-      ValueError: If the value is anything else, or a number violates the condition.
+      ValueError: If the value is invalid, or a number violates the condition.
     """
     numbers = "a number or one per model"
     values = concrete(value)

@@ -41,8 +41,8 @@ class Program:
       transform: The transform of the task vectors.
       reduction: The reduction of the task vectors to one update.
       scale: The factor on the merged task vector, a finite number. It may be traced.
-      remedy: The message about a result that holds NaN, with advice. By default the message is that
-        the values do not fit.
+      remedy: The message about a result that contains NaN, with advice. By default the message
+        states that the values overflow.
     """
 
     transform: Transform = Transform()  # noqa: RUF009 - immutable
@@ -57,7 +57,7 @@ class Program:
 
     @functools.cached_property
     def needs(self) -> Needs:
-        """The part of a tensor needed at once: single entries, rows, or the whole tensor."""
+        """Part of a tensor that is required at once: entries, rows, or the whole tensor."""
         return NEEDS[max(NEEDS.index(step.needs) for step in self.steps)]
 
     @functools.cached_property
@@ -79,7 +79,7 @@ class Work:
       weights: One for each model, shape `[model]`, normalised if the merge normalises.
       merge: The program; None if the only model is copied.
       steps: The steps of the merge; empty for a copy.
-      needs: The part of the tensor needed at once.
+      needs: The part of the tensor that is required at once.
       inputs: All tensors that are read: the start, if given, then the models.
       size: The number of entries.
     """
@@ -144,7 +144,8 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
 
     Args:
       shape: The shape of the tensor.
-      needs: The part needed at once: entries, rows along the last axis, or the whole tensor.
+      needs: The part that is required at once: entries, rows along the last axis, or the whole
+        tensor.
       crowded: Whether many tiny tensors exist (`is_crowd`), which are then padded less.
 
     Returns:
@@ -157,7 +158,7 @@ def pieces(shape: Shape, needs: Needs, crowded: bool = False) -> list[Run]:
         return [Run(0, n, shape)]
     if needs == "row":
         rows, columns = math.prod(shape[:-1]), shape[-1]
-        # Steps on rows need more memory for each entry, and fresh memory is slow, so pieces are
+        # Steps on rows require more memory for each entry, and fresh memory is slow, so pieces are
         # smaller.
         step = min(rows, max(1, SOME // columns))
         cut = (step * columns, (step, columns))
@@ -182,7 +183,7 @@ def passes(work: Work, bits: int = 16) -> int:
 
     Returns:
       One pass for the result, and the passes of statistics. Statistics of a tensor in one piece
-      need no extra pass. Guessed thresholds (`guessing`) need fewer passes.
+      require no extra pass. Guessed thresholds (`guessing`) require fewer passes.
     """
     in_one_piece = len(pieces(work.shape, work.needs)) <= 1
     # The program that merges a tensor of one piece also finds its statistics.
@@ -215,7 +216,7 @@ def visiting_bytes(work: Work) -> int:
 
 
 def workspace(work: Work) -> int:
-    """Returns the extra number of values that kernels hold at once.
+    """Returns the extra number of values that kernels keep in memory at once.
 
     Args:
       work: The work.
@@ -235,7 +236,7 @@ def read_as(work: Work) -> np.dtype:
 
     Returns:
       The dtype of the inputs if all share it. Otherwise float64 if any input is float64, and
-      float32 if not. float8_e8m0fnu is read as float32, because it lacks a zero for padding.
+      float32 if not. float8_e8m0fnu is read as float32, because it has no zero for padding.
     """
     dtypes = {tensor.dtype for tensor in work.inputs}
     if len(dtypes) == 1 and (dtype := next(iter(dtypes))).name != "float8_e8m0fnu":

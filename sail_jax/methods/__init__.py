@@ -4,10 +4,10 @@ r"""Merging methods by name. Most of them make a merge, a value that is then app
 
 `models` is a sequence of M pytrees. `base` is the pytree that they were fine-tuned from, with the
 same leaf paths and shapes. `weights` has shape `[M]` and finite values. Floating leaves are merged
-in float32 (float64 where a model has it) and cast once, to the dtype of the base's leaf. Without a
-base, this is the dtype of the first model's leaf. Integers, bools and keys are copied. Where models
-differ in them, `integers=` chooses the model to copy from. Methods that draw random numbers take a
-PRNG key as a hyperparameter.
+in float32 (float64 if a model is float64) and cast once, to the dtype of the base's leaf. Without a
+base, this is the dtype of the first model's leaf. Integers, bools and keys are copied. If they
+differ between models, `integers=` selects the model to copy from. Methods that draw random numbers
+take a PRNG key as a hyperparameter.
 
 In formulas, :math:`\theta_0` is the base and :math:`\theta_k` is the k-th of M models.
 :math:`\delta_k = \theta_k - \theta_0` is its task vector and :math:`w_k` its weight, 1 by default.
@@ -44,8 +44,8 @@ module:
 
 Programs implement different algorithms under the same name. `compat="paper"`, the default, follows
 the method's authors. `compat="mergekit"` computes what the program mergekit computes, with
-mergekit's defaults, and gives a defined result where mergekit crashes. A hyperparameter that is
-None takes the default of the chosen `compat`.
+mergekit's defaults, and returns a well-defined result where mergekit crashes. A hyperparameter that
+is None takes the default of the chosen `compat`.
 """
 
 # ruff: noqa: F403, F405 - the starred imports are methods, listed in the modules that define them
@@ -62,7 +62,7 @@ _LATE = ("evolution", "learned", "surgery")
 
 
 def _offered(module: str) -> dict[str, object]:
-    """The public functions and classes that a module of this package defines, by name."""
+    """Returns the public functions and classes that a module of this package defines, by name."""
     found = importlib.import_module(f"{__name__}.{module}")
     return {
         name: value
@@ -73,8 +73,8 @@ def _offered(module: str) -> dict[str, object]:
     }
 
 
-# Each method is written only in the module that defines it. Type checkers do not run this loop.
-# They read the functions and their parameters from the imports below.
+# Each method is listed only in the module that defines it. Type checkers do not run this loop, and
+# read the functions and their parameters from the imports below.
 for _module in pkgutil.iter_modules(__path__):
     if _module.name not in _LATE:
         globals().update(_offered(_module.name))

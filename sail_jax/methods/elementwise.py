@@ -1,7 +1,7 @@
 """Methods that merge entry by entry, with at most a few statistics of the tensor or the tree.
 
-This module has SCE, RAM, MagMax, NearSwap, Arcee Fusion, PCB, ExPO and passthrough. Methods that
-mask task vectors and then add them up are in `sparse`.
+This module contains SCE, RAM, MagMax, NearSwap, Arcee Fusion, PCB, ExPO and passthrough. Methods
+that mask task vectors and then add them up are in `sparse`.
 """
 
 import functools
@@ -48,7 +48,7 @@ def passthrough(*, scale: Scalar = 1.0) -> Merge:
       scale: The factor on the model, a finite number. It may be traced.
 
     Returns:
-      A merge of exactly one model. A base is optional and only decides the output's dtypes.
+      A merge of exactly one model. A base is optional and only determines the output's dtypes.
 
     Raises:
       ValueError: Unless `scale` is a finite number.
@@ -73,7 +73,7 @@ def expo(*, alpha: Scalar = 0.1) -> Merge:
         choose it between 0.1 and 0.5 on held-out data.
 
     Returns:
-      A merge of exactly one model. It needs a base.
+      A merge of exactly one model. It requires a base.
 
     Raises:
       ValueError: Unless `alpha` is a finite number.
@@ -103,7 +103,7 @@ def magmax(*, scale: Scale = 1.0) -> Merge:
         0.5.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: Unless `scale` is a finite number.
@@ -118,7 +118,7 @@ def magmax(*, scale: Scale = 1.0) -> Merge:
 
 
 def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
-    """The weighted delta of largest magnitude at each entry; the later model wins ties."""
+    """Returns the weighted delta of largest magnitude at each entry; the later model wins ties."""
     weighted = weight * delta
     # With >= the later model wins where magnitudes are equal.
     later = lambda a, b: jnp.where(jnp.abs(b) >= jnp.abs(a), b, a)  # noqa: E731
@@ -140,7 +140,7 @@ def nearswap(*, t: Scalar) -> Merge:
         as 0.)
 
     Returns:
-      A merge of exactly one model. It needs a base.
+      A merge of exactly one model. It requires a base.
 
     Raises:
       ValueError: Unless `t` is a finite number >= 0.
@@ -156,7 +156,7 @@ def nearswap(*, t: Scalar) -> Merge:
 
 
 def _clip(t: Array, piece: Piece, delta: Array, weight: Array) -> Vectors:
-    """The deltas limited to [-t, t]."""
+    """Clips the deltas to [-t, t]."""
     t = jnp.asarray(t, delta.dtype)
     return jnp.clip(delta, -t, t), weight
 
@@ -177,7 +177,7 @@ def ram(*, epsilon: Scalar = 1e-5) -> Merge:
         model's deltas are about 1e-5, the default ignores most of them. 0 counts every change.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: Unless `epsilon` is a finite number >= 0.
@@ -193,7 +193,7 @@ def ram(*, epsilon: Scalar = 1e-5) -> Merge:
 
 
 def _active(epsilon: Scalar) -> Transform:
-    """A transform that masks every entry with |delta| <= epsilon."""
+    """Makes a transform that masks every entry with |delta| <= epsilon."""
     scalar("epsilon", epsilon, lambda e: np.isfinite(e) & (e >= 0), "a finite number >= 0")
     return transform(kernel(_mask_inactive, number(epsilon)))
 
@@ -225,7 +225,7 @@ def ramplus_tl(
       alpha: The upper limit of the ratio :math:`\rho_k`, at least 0.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: Unless all three are finite, `epsilon` >= 0 and `alpha` >= 0.
@@ -245,13 +245,13 @@ def ramplus_tl(
 
 
 def _active_models(delta: Array, weight: Array) -> tuple[Array, Array]:
-    """Which models are active (not masked) at an entry, `[task, ...]`, and how many, `[...]`."""
+    """Returns the active (unmasked) models per entry, `[task, ...]`, and their number."""
     active = jnp.broadcast_to(weight != 0, delta.shape)
     return active, task_sum(active.astype(jnp.int32))
 
 
 def _shared_and_alone(piece: Piece, delta: Array, weight: Array) -> tuple[Wide, Wide]:
-    """For each model, the number of entries that it changed together with others, and alone."""
+    """Counts, for each model, the entries that it changed together with others, and alone."""
     # Padding consists of zero deltas, which are not active.
     active, count = _active_models(delta, weight)
     return counting.occurrences(active & (count > 1)), counting.occurrences(active & (count == 1))
@@ -261,7 +261,7 @@ def _amplify(
     r: Array, alpha: Array, counts: tuple[Wide, Wide], piece: Piece, delta: Array, weight: Array
 ) -> Vectors:
     """Multiplies the changes that one model made alone by its lambda_k."""
-    # Counts are hi * 2**16 + lo (`counting.Wide`). float32 is enough for their ratio.
+    # Counts are hi * 2**16 + lo (`counting.Wide`). float32 is sufficient for their ratio.
     shared, alone = (n.hi.astype(jnp.float32) * 65536 + n.lo.astype(jnp.float32) for n in counts)
     r, alpha = (jnp.asarray(x, jnp.float32) for x in (r, alpha))
     rho = jnp.where(alone > 0, shared / jnp.maximum(alone, 1), alpha)
@@ -305,7 +305,7 @@ def sce(
         It elects + where the sum is 0. It divides by at least 1e-6.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: If `select_topk` is outside (0, 1], or for an unknown `tie` or `compat`.
@@ -330,7 +330,7 @@ def sce(
 
 
 def _most_varying(part: float) -> Transform:
-    """A transform that keeps the fraction of varying entries with the largest variance."""
+    """Makes a transform that keeps the fraction of varying entries with the largest variance."""
     varying = Fold(kernel(_count_varying), add=_add_varying)
     rank = kernel(_rank_of_part, counting.fraction(part))
     # One ranking of variances serves all models, because they share the mask.
@@ -339,7 +339,7 @@ def _most_varying(part: float) -> Transform:
 
 
 def _differences(delta: Array, weight: Array) -> list[Array]:
-    """The differences between every two models."""
+    """Computes the differences between all pairs of models."""
     delta = jnp.where(weight != 0, delta, 0)
     return [delta[i] - delta[j] for i in range(len(delta)) for j in range(i)]
 
@@ -349,7 +349,7 @@ Varying = tuple[Wide, Array]
 
 
 def _count_varying(piece: Piece, delta: Array, weight: Array) -> Varying:
-    """How many entries of a piece vary, and how much."""
+    """Counts the varying entries of a piece, and computes their variances."""
     pairs = _differences(delta, weight)
     # Padding consists of equal deltas, which do not vary.
     varies = functools.reduce(jnp.logical_or, [x != 0 for x in pairs], delta[0] != delta[0])
@@ -364,7 +364,7 @@ def _add_varying(a: Varying, b: Varying) -> Varying:
 def _variance_keys(
     varying: Varying, piece: Piece, delta: Array, weight: Array
 ) -> UInt[Array, "1 ..."]:
-    """The variances as unsigned integers in the same order, for `ranking`.
+    """Returns the variances as unsigned integers in the same order, for `ranking`.
 
     The variance is computed as a sum over pairs. It is 0 only where all models are equal.
     """
@@ -381,7 +381,7 @@ def _variance_keys(
 
 
 def _rank_of_part(fraction: Kernel, varying: Varying) -> tuple[Wide, ...]:
-    """The rank of the last entry that is kept, a fraction of the number of varying entries."""
+    """Computes the rank of the last kept entry, a fraction of the number of varying entries."""
     return (fraction(varying[0]),)
 
 
@@ -389,13 +389,13 @@ def _keep_varying(
     varying: Varying, thresholds: tuple[Bound], before: tuple[Earlier],
     piece: Piece, delta: Array, weight: Array,
 ) -> Vectors:  # fmt: skip
-    """Masks all entries that rank behind the threshold in variance."""
+    """Masks all entries whose variance ranks below the threshold."""
     keys = _variance_keys(varying, piece, delta, weight)
     return delta, mask(ranking.take(keys, thresholds[0], before[0]), weight)
 
 
 def _energy(piece: Piece, delta: Array, weight: Array) -> Products:
-    """The sum of delta_k^2 of each model."""
+    """Computes the sum of delta_k^2 of each model."""
     size = jnp.where(weight != 0, jnp.abs(delta), 0)
     axes = range(1, delta.ndim)
     # The unit need not be a power of two, because no product of two models must be exact.
@@ -405,7 +405,7 @@ def _energy(piece: Piece, delta: Array, weight: Array) -> Products:
 
 
 def _beside_size(size: Array, energy: Products) -> tuple[Products, Array]:
-    """An energy, and the number of entries in its sum."""
+    """Returns an energy, and the number of entries in its sum."""
     return energy, jnp.asarray(size)
 
 
@@ -426,7 +426,7 @@ def _weigh(
 
 
 def _floored_mean(floor: Array, piece: Piece, delta: Array, weight: Array) -> Array:
-    """The weighted mean with a divisor of at least `floor` (mergekit)."""
+    """Computes the weighted mean with a divisor of at least `floor` (mergekit)."""
     return task_sum(weight * delta) / jnp.maximum(task_sum(weight), floor)
 
 
@@ -456,7 +456,7 @@ def arcee_fusion() -> Merge:
     is 0 and the whole tensor of the model is taken.
 
     Returns:
-      A merge of exactly one model. It needs a base.
+      A merge of exactly one model. It requires a base.
 
     References:
       Arcee AI, mergekit 0.1.4, method `arcee_fusion`.
@@ -471,12 +471,12 @@ def arcee_fusion() -> Merge:
 
 
 def _quartile_ranks(size: int) -> tuple[Wide, ...]:
-    """The ranks of the three quartiles in ascending order; the largest entry has rank 1."""
+    """Returns the ranks of the three quartiles in ascending order; the largest entry has rank 1."""
     return tuple(counting.wide(size - q * (size - 1) // 4) for q in (1, 2, 3))
 
 
 def _importance(delta: Array) -> Float[Array, "..."]:
-    """The importance of each entry, `[...]`, given base and model as `[2, ...]`."""
+    """Computes the importance of each entry, `[...]`, from base and model as `[2, ...]`."""
     rows = delta[..., None] if delta.ndim == 1 else delta
     # With `base="merged"` the first entry is the base, and the "deltas" are parameters.
     q, p = jax.nn.softmax(rows, axis=-1) + 1e-8
@@ -485,13 +485,13 @@ def _importance(delta: Array) -> Float[Array, "..."]:
 
 
 def _importance_keys(piece: Piece, delta: Array, weight: Array) -> UInt[Array, "1 ..."]:
-    """The importances as unsigned integers in the same order, for `ranking`."""
+    """Returns the importances as unsigned integers in the same order, for `ranking`."""
     size = _importance(delta)[None]
     return ranking.magnitude(size, jnp.ones_like(size))
 
 
 def _fuse(quartiles: tuple[Bound, ...], piece: Piece, delta: Array, weight: Array) -> Array:
-    """The model's entry where its importance reaches the threshold, the base's elsewhere."""
+    """Takes the model's entry if its importance reaches the threshold, else the base's."""
     low, median, high = (ranking.float_of_key(quartile.key)[0] for quartile in quartiles)
     threshold = median + 1.5 * (high - low)
     # A choice is not differentiable. The gradient treats the selection as constant.
@@ -536,7 +536,7 @@ def pcb(*, ratio: Annotated[float, Range(0.02, 0.5)] = 0.1, scale: Scale = 1.0) 
         search for one weight per model (their lambda_k) with an evolutionary algorithm.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: If `ratio` is outside (0, 1], or `scale` is not finite.
@@ -556,19 +556,19 @@ LINEAR = 2.0**-20
 
 
 def _quantile_ranks(size: int) -> tuple[Wide, ...]:
-    """The ranks of the upper and the lower quantile of n entries; the largest has rank 1."""
+    """Returns the ranks of the upper and lower quantiles of n entries (1: largest)."""
     cut = size // 10000
     return counting.wide(size - cut), counting.wide(1 + cut)
 
 
 def _best_ranks(part: float, size: int) -> tuple[Wide, ...]:
-    """The ranks of the smallest and the largest competing score."""
+    """Returns the ranks of the smallest and the largest competing score."""
     count = size - int(size * (1 - part))
     return counting.wide(min(max(count, 1), size)), counting.wide(1)
 
 
 def _score(bounds: tuple[Bound, ...], delta: Array, weight: Array) -> tuple[Array, Array]:
-    """The clamped deltas, and their scores up to a factor that cancels. Nothing overflows."""
+    """Computes the clamped deltas, and their scores up to a common factor."""
     delta = jnp.where(weight != 0, delta, 0)
     least, most = (beside(ranking.float_of_key(bound.key), delta) for bound in bounds)
     size, differ = _between(jnp.abs(delta), least, most), most > least
@@ -594,7 +594,7 @@ def _between(x: Array, low: Array, high: Array) -> Array:
 def _score_keys(
     bounds: tuple[Bound, ...], piece: Piece, delta: Array, weight: Array
 ) -> UInt[Array, "task ..."]:
-    """The scores as unsigned integers in the same order, for `ranking`."""
+    """Returns the scores as unsigned integers in the same order, for `ranking`."""
     return ranking.key_of_float(lax.stop_gradient(_score(bounds, delta, weight)[1]))
 
 
@@ -605,7 +605,7 @@ def _compete(
     delta: Array,
     weight: Array,
 ) -> Array:
-    """The mean of the clamped deltas, with the weights b_k of `pcb`."""
+    """Computes the mean of the clamped deltas, with the weights b_k of `pcb`."""
     clamped, score = _score(bounds, delta, weight)
     low, high = (beside(ranking.float_of_key(limit.key, signed=True), delta) for limit in limits)
     # The score that sets `low` is recomputed here in another program, which may round exp and tanh

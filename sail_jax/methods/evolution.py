@@ -1,7 +1,8 @@
-"""Search for merging coefficients without gradients, by CMA-ES.
+"""Searches for merging coefficients without gradients, by CMA-ES.
 
 The objective may be any function of hyperparameters, such as the score of merged models on a
-benchmark. If the loss of the merged model is differentiable, `learned` needs far fewer evaluations.
+benchmark. If the loss of the merged model is differentiable, `learned` requires far fewer
+evaluations.
 """
 
 import copy
@@ -71,7 +72,7 @@ def search(
       start: The initial point, with the names of `bounds`; the middle of the bounds by default.
       spread: The standard deviation of the first generation, as a fraction of the bounds' width.
       history: Evaluations of an interrupted search with the same arguments. They are reused, and
-        the search continues as if it had not stopped.
+        the search continues as if it had not been interrupted.
       on_evaluation: A function that is called with each new evaluation, for instance to record it
         for `history`.
 
@@ -175,7 +176,7 @@ def _flat(options: Mapping[str, Any], bounds: Mapping[str, Any]) -> np.ndarray:
 def _recorded(
     history: Sequence[Evaluation], i: int, options: Options, bounds: Mapping[str, Any]
 ) -> Evaluation | None:
-    """The i-th evaluation of the history, checked against the options; None after its end."""
+    """Returns the i-th evaluation of the history, checked, or None after its end."""
     if i >= len(history):
         return None
     then, value = history[i]

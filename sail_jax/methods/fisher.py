@@ -40,13 +40,13 @@ def fisher(
     Args:
       fishers: For each model one tree of Fisher diagonals, as from `fisher_diagonal`, with the
         paths and shapes of the model's floating leaves. Values are finite and at least 0.
-      floor: The smallest value of F; smaller values are raised to it. With a floor of 1e-6, common
-        elsewhere, every entry with only smaller Fishers becomes a plain mean.
+      floor: The smallest value of F; smaller values are raised to it. With a floor of 1e-6, which
+        is common elsewhere, every entry with only smaller Fishers becomes a plain mean.
       normalize_fishers: Whether each F_k is divided by its norm over the whole model. This prevents
         a model with large gradients from dominating everywhere.
 
     Returns:
-      A merge of one or more models. A base is optional and only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only determines the output's dtypes.
 
     Raises:
       ValueError: For a negative or infinite `floor`, and for Fishers that are negative or not
@@ -68,7 +68,7 @@ def fisher(
     paths = dict.fromkeys(path for column in columns for path in column)
     by_path = {path: tuple(column.get(path) for column in columns) for path in paths}
     local = PerLeaf("fishers", by_path, complete=True)
-    # The kernel needs whole leaves, because the Fishers are whole leaves.
+    # The kernel requires whole leaves, because the Fishers are whole leaves.
     weighting = transform(kernel(_weigh, number(floor)), needs="tensor", local=local)
     return Merge(weighting, weighted_mean, normalize=True, base="unused", positive_weights=True)
 
@@ -151,8 +151,8 @@ def fisher_diagonal(
     If a model has several outputs per example (for instance positions of a sequence), log p is
     their sum. The distribution of y depends on the arguments:
 
-    - By default y is drawn from the model. The expectation is exact and needs one backward pass for
-      each output of an example.
+    - By default y is drawn from the model. The expectation is exact and requires one backward pass
+      for each output of an example.
     - With `key`, the expectation is estimated with `samples` draws for each example.
     - With `targets`, y is the label in the data. This gives the "empirical Fisher", a different
       matrix.
@@ -174,7 +174,7 @@ def fisher_diagonal(
         result.
 
     Returns:
-      A tree like `params` with values >= 0 in float32 (float64 where a leaf is float64). Leaves
+      A tree like `params` with values >= 0 in float32 (float64 if a leaf is float64). Leaves
       that are not floating are None.
 
     Raises:
@@ -208,7 +208,7 @@ def fisher_diagonal(
         return treedef.unflatten(places.get(i, leaf) for i, leaf in enumerate(rest))
 
     def squares(i: Array) -> list[Array]:
-        """The squared gradients of example i, added up over its draws or outputs."""
+        """Computes the squared gradients of example i, summed over its draws or outputs."""
         example, target = jax.tree.map(lambda x: jnp.asarray(x)[i], (inputs, targets))
         # `predict` takes batches. Each example is a batch of one, which separates the gradients.
         batch = jax.tree.map(lambda x: x[None], example)
@@ -252,20 +252,20 @@ def fisher_diagonal(
     return scatter([t / n for t in total], [None] * len(leaves))
 
 
-# The pullback turns these derivatives by the output into gradients by theta. The exact expectation
-# uses E_y[g g^T] = sum_j r_j r_j^T, with the columns r_j of `_root`. The squared gradients of the
-# columns add up to the expectation, without drawing y.
+# The pullback maps these derivatives with respect to the output to gradients with respect to theta.
+# The exact expectation uses E_y[g g^T] = sum_j r_j r_j^T, with the columns r_j of `_root`. The
+# squared gradients of the columns add up to the expectation, without drawing y.
 
 
 def _drawn(out: Array, key: Array, likelihood: str) -> Array:
-    """d log p(y | x) / d output for a y drawn from the model."""
+    """Computes d log p(y | x) / d output for a y drawn from the model."""
     if likelihood == "gaussian":
         return jax.random.normal(key, out.shape, out.dtype)
     return _observed(out, jax.random.categorical(key, out), likelihood)
 
 
 def _observed(out: Array, target: Array, likelihood: str) -> Array:
-    """d log p(y | x) / d output for the observed y."""
+    """Computes d log p(y | x) / d output for the observed y."""
     expected = out.shape if likelihood == "gaussian" else out.shape[:-1]
     if target.shape != expected:
         raise ValueError(f"targets: expected shape {expected} per example, got {target.shape}")
@@ -275,7 +275,7 @@ def _observed(out: Array, target: Array, likelihood: str) -> Array:
 
 
 def _root(out: Array, j: Array, likelihood: str) -> Array:
-    """The j-th column of a root of the covariance of d log p(y | x) / d output."""
+    """Computes the j-th column of a root of the covariance of d log p(y | x) / d output."""
     unit = jax.nn.one_hot(j, out.size, dtype=out.dtype).reshape(out.shape)
     if likelihood == "gaussian":
         return unit

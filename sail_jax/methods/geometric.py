@@ -2,7 +2,7 @@
 
 Each result is a linear combination of task vectors. The coefficients depend only on the lengths of
 the vectors and the angles between them (`reductions.combination`). Rotating all inputs therefore
-rotates the result. A tensor of any size needs two passes and constant memory.
+rotates the result. A tensor of any size requires two passes and constant memory.
 """
 
 import functools
@@ -58,7 +58,7 @@ def slerp(
         is the base model.
 
     Returns:
-      A merge of exactly two models. A base is optional and only decides the output's dtypes.
+      A merge of exactly two models. A base is optional and only determines the output's dtypes.
 
     Raises:
       ValueError: Unless `t` is None or a finite number, or for an unknown `compat`.
@@ -94,10 +94,10 @@ def nuslerp(*, flatten: bool = True, row_wise: bool = False, compat: Compat = "p
 
     Args:
       flatten: Whether a vector is a whole tensor. If not, a vector runs along the last axis.
-      row_wise: With `flatten=False`, whether a vector instead holds all entries with the same index
-        on the last axis. In mergekit's layout [out, in] a vector then runs along the first axis,
-        which is equal for matrices. For Flax kernels [in, out], `flatten=False, row_wise=True`
-        makes the input weights of one unit a vector.
+      row_wise: With `flatten=False`, whether a vector instead consists of all entries with the same
+        index on the last axis. In mergekit's layout [out, in] a vector then runs along the first
+        axis, which is equal for matrices. For Flax kernels [in, out], `flatten=False,
+        row_wise=True` makes the input weights of one unit a vector.
       compat: "mergekit" assumes a right angle if a vector is 0. (For opposite vectors, mergekit
         itself divides by a sine of about 1e-7.)
 
@@ -135,15 +135,15 @@ def multislerp(
     Args:
       normalize: Whether weights are divided by their sum. If not, the length of the result is
         multiplied by that sum. The direction stays the same.
-      eps: A number that mergekit adds to lengths before dividing by them, 1e-8 by default. It needs
-        `compat="mergekit"`. Vectors of about this length count less in the direction. A mean
-        direction shorter than eps counts as 0. The result is multiplied by cos(eps).
+      eps: A number that mergekit adds to lengths before dividing by them, 1e-8 by default. It
+        requires `compat="mergekit"`. Vectors of about this length count less in the direction. A
+        mean direction shorter than eps counts as 0. The result is multiplied by cos(eps).
       compat: "mergekit" computes the normalised weighted mean of directions, times the weighted
         mean of lengths. Its further step along a tangent has length 0, because the step starts from
         this mean. At t = 1/4 and a right angle the result is 3.4 degrees off the arc. With more
         than two models mergekit fails where the mean of directions is 0, for instance on a frozen
         tensor. Here the result is the weighted mean of the vectors. A single model is returned
-        unchanged, whatever its weight.
+        unchanged, for any weight.
 
     Returns:
       A merge of one or more models. A base is optional.
@@ -207,7 +207,7 @@ def karcher(
 
     Returns:
       A merge of one or more models. The weights must not sum to 0. A base is optional and only
-      decides the output's dtypes.
+      determines the output's dtypes.
 
     Raises:
       ValueError: Unless `max_iterations` is an integer >= 0 and `tolerance` a number >= 0, or for
@@ -247,12 +247,12 @@ def model_stock(
 
     :math:`\bar\delta` is the weighted mean of the task vectors. If they are copies, their whole
     mean is kept. If they are at right angles, nothing is kept. A tensor that did not change counts
-    as orthogonal to every other. t is 0 for c < 0, a case that the authors do not consider: the
-    models have nothing in common. This also covers the pole at c = -1/(N - 1), the smallest
-    possible c.
+    as orthogonal to every other. t is 0 for c < 0, a case that the authors do not consider, in
+    which the models disagree. This also covers the pole at c = -1/(N - 1), the smallest possible c.
 
     Args:
-      filter_wise: Whether a vector holds the input weights of one unit instead of a whole tensor.
+      filter_wise: Whether a vector consists of the input weights of one unit instead of a whole
+        tensor.
       input_axis: With `filter_wise`, the axes of a unit's input weights. -1 is the last axis, for
         weights [out, in] (PyTorch, the default). 0 is all axes but the last, for Flax's [in, out]
         and [height, width, in, out].
@@ -263,7 +263,7 @@ def model_stock(
         bound. Where mergekit returns infinity at the pole, t is 0 here.
 
     Returns:
-      A merge of two or more models. It needs a base.
+      A merge of two or more models. It requires a base.
 
     Raises:
       ValueError: For an unknown `average`, `input_axis` or `compat`.
@@ -289,12 +289,12 @@ CONVERGED = (60, 1e-7)
 
 
 def _inverse(x: Array) -> Array:
-    """1/x, and 0 at 0."""
+    """Computes 1/x, and 0 at 0."""
     return jnp.where(x != 0, 1 / jnp.where(x != 0, x, 1), 0)
 
 
 def _squared_angle(cosine: Array) -> Array:
-    """arccos(cosine)^2, continued smoothly beyond 1 to negative numbers.
+    """Computes arccos(cosine)^2, continued smoothly beyond 1 to negative numbers.
 
     For u = 1 - cosine < 0.01 this uses the series 2u + u^2/3 + 4u^3/45 + u^4/35 + 16u^5/1575. Its
     error is 1e-13.
@@ -307,7 +307,7 @@ def _squared_angle(cosine: Array) -> Array:
 
 
 def _wave(function: Callable[[Array], Array], first: int) -> Callable[[Array], Array]:
-    """f(sqrt(q)) for an even f. For q < 0.1 it uses the alternating series, with error 1e-18."""
+    """Computes f(sqrt(q)) for an even f, for q < 0.1 by the alternating series with error 1e-18."""
 
     def even(q: Array) -> Array:
         # Ratios of consecutive terms. `first` is 1 for cos, with 1/(1*2), 1/(3*4), and 2 for
@@ -326,7 +326,7 @@ _cos = _wave(jnp.cos, 1)
 
 
 def _arc(t: Array, square: Array) -> tuple[Array, Array]:
-    """sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta), given theta^2."""
+    """Computes sin((1 - t) theta) / sin(theta) and sin(t theta) / sin(theta) from theta^2."""
     # sin(x theta) / sin(theta) = x sinc(x theta) / sinc(theta). This form avoids 0 / 0 at theta =
     # 0.
     first, second = ((x * _sinc(x**2 * square) / _sinc(square)) for x in (1 - t, t))
@@ -334,7 +334,7 @@ def _arc(t: Array, square: Array) -> tuple[Array, Array]:
 
 
 def _share(weights: Float[Array, "task"]) -> Array:
-    """w_2 / (w_1 + w_2), and 1/2 where the weights cancel."""
+    """Computes w_2 / (w_1 + w_2), and 1/2 if the weights cancel."""
     mass, size = weights.sum(), jnp.abs(weights).sum()
     # A sum as small as the rounding of its terms counts as 0, as in `weighted_mean`.
     exists = jnp.abs(mass) > 10 * jnp.finfo(weights.dtype).eps * size
@@ -342,7 +342,7 @@ def _share(weights: Float[Array, "task"]) -> Array:
 
 
 def _great_circle(t: Array, products: Products, right: bool) -> tuple[Array, Array, Array]:
-    """Lengths, coefficients along the arc, and whether an arc exists.
+    """Computes lengths, coefficients along the arc, and whether an arc exists.
 
     With `right`, a vector of 0 counts as orthogonal to the other, as in mergekit.
     """
@@ -354,13 +354,13 @@ def _great_circle(t: Array, products: Products, right: bool) -> tuple[Array, Arr
 
 
 def _line(t: Array, like: Array) -> Array:
-    """The coefficients 1 - t and t of linear interpolation."""
+    """Returns the coefficients 1 - t and t of linear interpolation."""
     return jnp.broadcast_to(jnp.stack([1 - t, t]).astype(like.dtype), like.shape)
 
 
 @functools.cache
 def _slerp(mergekit: bool) -> Callable[..., Array]:
-    """The coefficients of `slerp`, for `reductions.combination`."""
+    """Computes the coefficients of `slerp`, for `reductions.combination`."""
 
     def coefficients(*args: Any) -> Array:
         *time, products, weights = args
@@ -372,7 +372,7 @@ def _slerp(mergekit: bool) -> Callable[..., Array]:
             cosine = jnp.abs(products.cosines[..., 0, 1])[..., None]
             return jnp.where(exists & (cosine <= 0.9995), ratios, line)
         length = (line * lengths).sum(-1, keepdims=True)
-        # At t = 0 the length equals the first vector's to the bit, and the quotient is 1.
+        # At t = 0 the length equals the first vector's bit for bit, and the quotient is 1.
         return jnp.where(exists, ratios * (length / jnp.where(lengths > 0, lengths, 1)), line)
 
     return coefficients
@@ -380,7 +380,7 @@ def _slerp(mergekit: bool) -> Callable[..., Array]:
 
 @functools.cache
 def _nuslerp(mergekit: bool) -> Callable[..., Array]:
-    """The coefficients of `nuslerp`."""
+    """Computes the coefficients of `nuslerp`."""
 
     def coefficients(products: Products, weights: Array) -> Array:
         t = _share(weights)
@@ -391,7 +391,7 @@ def _nuslerp(mergekit: bool) -> Callable[..., Array]:
 
 
 def _direction(cosines: Array, weights: Array, least: ArrayLike = 0.0) -> tuple[Array, Array]:
-    """Coefficients of the normalised mean of directions, and whether the mean exists.
+    """Computes coefficients of the normalised mean of directions, and whether the mean exists.
 
     The mean exists if it is longer than 1e-3 and at least as long as `least`.
     """
@@ -403,7 +403,7 @@ def _direction(cosines: Array, weights: Array, least: ArrayLike = 0.0) -> tuple[
 
 
 def _nlerp(eps: Array, products: Products, weights: Float[Array, "task"]) -> Array:
-    """The normalised weighted mean of directions, times the weighted mean of lengths."""
+    """Computes the normalised weighted mean of directions, times the weighted mean of lengths."""
     if len(weights) == 1:
         return jnp.ones_like(weights)
     lengths, cosines = products.lengths, products.cosines
@@ -417,7 +417,7 @@ def _nlerp(eps: Array, products: Products, weights: Float[Array, "task"]) -> Arr
 
 @functools.cache
 def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Array]:
-    """The coefficients of `karcher`."""
+    """Computes the coefficients of `karcher`."""
 
     def coefficients(products: Products, weights: Float[Array, "task"]) -> Array:
         if mergekit:
@@ -439,7 +439,7 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
 
         def step(_: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             u, done = state
-            # u holds coefficients of the models' directions. Hence u . u_j = sum_k cosines[j, k]
+            # u contains coefficients of the models' directions. Hence u . u_j = sum_k cosines[j, k]
             # u[k], and the length of u is sqrt(u^T cosines u).
             dots = cosines @ u
             sided = dots > CUT - 1
@@ -467,7 +467,7 @@ def _karcher(mergekit: bool, steps: int, tolerance: float) -> Callable[..., Arra
 
 @functools.cache
 def _stock(average: Average, mergekit: bool) -> Callable[..., Array]:
-    """The coefficients of `model_stock`."""
+    """Computes the coefficients of `model_stock`."""
 
     def coefficients(products: Products, weights: Float[Array, "task"]) -> Array:
         n = len(weights)

@@ -85,7 +85,7 @@ def adamerging(
         \min_\lambda \sum_k H(\mathrm{predict}_k(\theta, x_k)),
         \qquad \theta = \theta_0 + \sum_k \lambda_k \delta_k
 
-    H is the entropy of the predictions on inputs of task k. It needs no labels.
+    H is the entropy of the predictions on inputs of task k. It requires no labels.
 
     Args:
       models: M pytrees, one per task; see `task_vectors`.
@@ -191,7 +191,7 @@ def learned_soup(
 
     Args:
       models: M pytrees of the same leaf paths and shapes.
-      base: Optional. It only decides the output's structure and dtypes.
+      base: Optional. It only determines the output's structure and dtypes.
       predict: `predict(params, inputs)` returns logits `[..., class]`, or any input of `loss`.
       batches: The pair (inputs, targets) of held-out data with leaves `[n, batch, ...]`. Step t
         uses batch t mod n.
@@ -271,14 +271,14 @@ def concrete_subspace(
 
     .. math:: \theta = \theta_0 + \lambda \, \frac{m}{\operatorname{mean}(m)} \sum_k w_k \delta_k
 
-    The mask m has a number in (0, 1) for each entry, and its mean is taken over each leaf. It
-    minimises the loss of `adamerging`, which needs no labels. In each learning step, m is a new
+    The mask m contains a number in (0, 1) for each entry, and its mean is taken over each leaf. It
+    minimises the loss of `adamerging`, which requires no labels. In each learning step, m is a new
     draw from the relaxed Bernoulli (Concrete) distribution, sigmoid((logit + noise) / temperature).
     The final merge uses the median sigmoid(logit / temperature) and draws nothing. (fusion_bench
     draws once more.)
 
     With the coefficients of `adamerging` as `weights` and scale 1, this is Concrete AdaMerging,
-    with the two parts learned one after the other.
+    with the two parts learned one after another.
 
     Args:
       models: M pytrees, one per task; see `task_vectors`.
@@ -350,7 +350,7 @@ def _scaled(vectors: TaskVectors, coefficients: PyTree, by: By) -> TaskVectors:
 
 
 def _spread(value: ArrayLike, vectors: TaskVectors, by: By, tasks: int) -> PyTree:
-    """The initial coefficients: `[task]`, or a tree of such arrays by "leaf"."""
+    """Makes the initial coefficients: `[task]`, or a tree of such arrays by "leaf"."""
     try:
         per_task = jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float)), (tasks,))
     except (TypeError, ValueError) as error:
@@ -361,7 +361,7 @@ def _spread(value: ArrayLike, vectors: TaskVectors, by: By, tasks: int) -> PyTre
 def _entropies(
     predict: Predict | Sequence[Predict], batches: Sequence[PyTree], tasks: int
 ) -> Callable[[PyTree, Sequence[PyTree]], Float[Array, ""]]:
-    """The loss of AdaMerging: the sum over tasks of the entropy of predictions."""
+    """Computes the loss of AdaMerging: the sum over tasks of the entropy of predictions."""
     heads = [predict] * tasks if callable(predict) else list(predict)
     for name, given in (("predict", heads), ("batches", batches)):
         if len(given) != tasks:

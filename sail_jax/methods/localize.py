@@ -1,6 +1,6 @@
 """One shared vector and one mask per task: EMR-merging, TALL masks, consensus.
 
-`emr` and `tall_masks` give each task its own model, and need little more memory than one model.
+`emr` and `tall_masks` give each task its own model, and require little more memory than one model.
 `consensus` combines the masks into one model.
 """
 
@@ -43,8 +43,8 @@ class Localized(NamedTuple):
     """M models as one shared vector and one mask per model, a bit per parameter; a pytree.
 
     Attributes:
-      shared: A change of the base that all models share, float32 (float64 where a model is
-        float64). None at leaves that are not floating.
+      shared: A change of the base that all models share, float32 (float64 if a model is float64).
+        None at leaves that are not floating.
       masks: The entries of `shared` that each model uses, bool `[task, ...]`.
       scales: The factor of each model, `[task]`.
     """
@@ -115,7 +115,7 @@ def emr(models: Sequence[PyTree], base: PyTree) -> Localized:
 
 
 def _emr(piece: Piece, delta: Array, weight: Array) -> dict[str, Any]:
-    """The shared vector of a leaf, its masks, and L1 norms before and after masking."""
+    """Computes the shared vector of a leaf, its masks, and L1 norms before and after masking."""
     sign = jnp.sign(task_sum(delta))
     # Models of the other sign have sign * delta < 0. At least one model has an elected sign, so the
     # maximum comes from a model that agrees.
@@ -176,7 +176,7 @@ def tall_masks(
 
     .. math:: |\delta_k| > \tau \, |v - \delta_k|
 
-    The mask of a task leaves out all entries that the task did not change. A single model is
+    The mask of a task excludes all entries that the task did not change. A single model is
     returned unchanged. (fusion_bench measures distances from the base's values instead of from 0,
     and then keeps nearly all entries.)
 
@@ -212,7 +212,7 @@ def tall_masks(
 
 
 def _tall_masks(threshold: Array, piece: Piece, delta: Array, weight: Array) -> dict[str, Array]:
-    """The shared vector of one leaf, and its masks."""
+    """Computes the shared vector of one leaf, and its masks."""
     shared = task_sum(per_task(jnp.multiply, weight, delta))
     return {"shared": shared, "mask": _needed(threshold, delta, shared)}
 
@@ -233,7 +233,7 @@ def best_thresholds(
       models: M pytrees; see `task_vectors`.
       base: The pytree that they were fine-tuned from.
       candidates: Thresholds to try. The first wins ties. Models are built and scored one at a time.
-      multitask: How the shared vector is made; see `tall_masks`.
+      multitask: The kind of shared vector; see `tall_masks`.
       density: The fraction of entries that "ties" keeps; see `tall_masks`.
 
     Returns:
@@ -277,12 +277,12 @@ def consensus(
       agree: The number of tasks a that must need an entry. 1 drops entries that no task needs. 2
         also drops entries that a single task needs. 0 drops nothing and gives task arithmetic, or
         the sum of TIES. A number above M gives the base. (For a single model, 2 already does.)
-      multitask: How the shared vector is computed; see `tall_masks`.
+      multitask: The kind of shared vector; see `tall_masks`.
       density: The fraction of entries that "ties" keeps; see `tall_masks`.
       scale: The factor :math:`\lambda` on the merged task vector.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For an invalid threshold, `multitask` or density, unless `agree` is a whole number
@@ -301,24 +301,24 @@ def consensus(
 
 
 def _multitask(kind: Multitask, density: float) -> Transform:
-    """A transform; the weighted sum of its output is the shared vector."""
+    """Makes a transform such that the weighted sum of its output is the shared vector."""
     one_of("multitask", kind, Multitask)
     return Transform() if kind == "sum" else chain(trim(density), elect())
 
 
 def _threshold(threshold: PerModel) -> Array | np.ndarray:
-    """The threshold as an array, checked."""
+    """Checks the threshold, and converts it to an array."""
     check_per_model("threshold", threshold, lambda t: t >= 0, "not negative")
     return number(threshold)
 
 
 def _needed(threshold: Array, delta: Array, shared: Array) -> Array:
-    """The masks of `tall_masks`."""
+    """Computes the masks of `tall_masks`."""
     return jnp.abs(delta) > beside(threshold, delta) * jnp.abs(shared - delta)
 
 
 def _agreed(threshold: Array, agree: Array, piece: Piece, delta: Array, weight: Array) -> Array:
-    """The shared vector where enough tasks need it, 0 elsewhere."""
+    """Returns the shared vector where enough tasks need it, 0 elsewhere."""
     shared = task_sum(weight * delta)
     count = task_sum(_needed(threshold, delta, shared).astype(jnp.int32))
     return jnp.where(count >= agree, shared, 0)

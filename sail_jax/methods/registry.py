@@ -1,6 +1,6 @@
 """The registry of methods and their hyperparameters.
 
-`@method` registers a function, and no further step is needed. `sail_jax.methods` then exports the
+`@method` registers a function, and no further step is required. `sail_jax.methods` then exports the
 function. Recipes, `sail-jax merge --methods`, reports and the site read its hyperparameters from
 here. The sources are the function's signature, its docstring, and the merge that it makes.
 """
@@ -71,7 +71,7 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
       name.
 
     Raises:
-      TypeError: When the returned function is called with hyperparameters that do not fit.
+      TypeError: When the returned function is called with invalid hyperparameters.
     """
     name = factory.__name__
     options = inspect.signature(factory).parameters
@@ -113,8 +113,8 @@ def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
       compat: The convention, "paper" or "mergekit".
 
     Returns:
-      `(value, paper, mergekit) -> value`. Where the value is None, the function returns the default
-      of `compat`.
+      `(value, paper, mergekit) -> value`. If the value is None, the function returns the default of
+      `compat`.
 
     Raises:
       ValueError: If `compat` is neither "paper" nor "mergekit".
@@ -144,7 +144,7 @@ def get(name: str) -> Callable[..., Merge]:
       The function of `sail_jax.methods` that makes its merge.
 
     Raises:
-      ValueError: For an unknown method. The message suggests the nearest name.
+      ValueError: For an unknown method. The message suggests similar names.
 
     >>> from sail_jax import methods
     >>> get("ties") is methods.ties
@@ -188,7 +188,7 @@ class Takes(NamedTuple):
 
     @property
     def any_value(self) -> Plain | None:
-        """An accepted value; None if a recipe cannot hold one, as for arrays."""
+        """An accepted value; None if a recipe cannot contain one, as for arrays."""
         stand_ins = {float: 0.5, int: 1, str: "", bool: False}
         fitting = (value for kind, value in stand_ins.items() if kind in self.plain)
         return next(iter(self.choices), None) if self.choices else next(fitting, None)
@@ -263,11 +263,12 @@ def _read(annotation: object) -> Takes:
 
 
 def example(name: str) -> Merge | None:
-    """Makes a merge by a method, to read properties that do not depend on hyperparameters.
+    """Makes a merge by a method, from which properties that do not depend on hyperparameters are
+    read.
 
     These are the number of models, the role of the base, and the parts of tensors it reads.
     Hyperparameters have their defaults. A key without a default is the key of seed 0. Other
-    hyperparameters without a default get a value that their annotation allows: the first of a
+    hyperparameters without a default have a value that their annotation allows: the first of a
     `Literal`, 0.5, 1, "" or False. A method that accepts only a few words must therefore list them
     in a `Literal`.
 
@@ -275,10 +276,10 @@ def example(name: str) -> Merge | None:
       name: The name of the method; see `METHODS`.
 
     Returns:
-      The merge, or None for a method that needs arrays.
+      The merge, or None for a method that requires arrays.
 
     Raises:
-      ValueError: For an unknown method, or if the method refuses a value that its annotation
+      ValueError: For an unknown method, or if the method rejects a value that its annotation
         allows.
 
     >>> example("arcee_fusion").models, example("fisher")

@@ -1,4 +1,5 @@
-"""RegMean: each merged layer is the least-squares fit to the outputs of the models' layers.
+"""RegMean, in which each merged layer is the least-squares fit to the outputs of the models'
+layers.
 
 `grams` collects the input statistics for `regmean`. `regmean_plus_plus` does both, layer by layer.
 """
@@ -63,18 +64,18 @@ def regmean(
         above. Smaller values regularise; Jin et al. tune them from about 0.1 to 1.
       damping: A number > 0. Every G_k counts as G_k + damping * (mean eigenvalue of their mean) *
         I, which draws W towards the weighted mean. Along input features that are 0 in all data the
-        formula above is singular, and W is exactly that mean. With off_diagonal = 1 and fewer data
-        than features, float32 needs about 1e-4.
+        formula above is singular, and W is exactly that mean. With off_diagonal = 1 and fewer
+        samples than features, float32 requires about 1e-4.
       input_axes: The position of a kernel's input axes: "first" for [in..., out...] (Flax), "last"
         for [out..., in...] (PyTorch).
 
     Returns:
-      A merge of one or more models. A base is optional and only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only determines the output's dtypes.
 
     Raises:
       ValueError: For an invalid `off_diagonal`, `damping` or `input_axes`, and for Grams that are
         not finite, not square, or differ in their paths. When the merge is applied, for unknown
-        paths, sizes that do not fit a leaf, and Grams with a sum that is not positive definite.
+        paths, sizes that do not match a leaf, and Grams with a sum that is not positive definite.
 
     References:
       Jin et al., Dataless Knowledge Fusion, 2023 (arXiv 2212.09849), Eq. 2.
@@ -117,7 +118,7 @@ def gram_mean(
     Raises:
       ValueError: For numbers outside their ranges, Grams that are not finite or not square, and
         paths that differ between models. When the reduction is applied, for unknown paths, sizes
-        that do not fit a leaf, and weights that differ between entries.
+        that do not match a leaf, and weights that differ between entries.
     """
     scalar("off_diagonal", off_diagonal, lambda x: 0 <= x <= 1, "a number in [0, 1]")
     scalar("damping", damping, lambda x: 0 < x < math.inf, "a finite number > 0")
@@ -151,7 +152,7 @@ def _check_gram(where: str, G: Array) -> None:
 def _gram_mean(
     off_diagonal: Array, damping: Array, piece: Piece, delta: Array, weight: Array, *, last: bool
 ) -> Array:
-    """The fit of one leaf, or its weighted mean if it lacks Gram matrices."""
+    """Fits one leaf, or computes its weighted mean if it has no Gram matrices."""
     mean, grams = mean_where_any(delta, weight), piece.local
     if grams is None:
         return mean
@@ -184,7 +185,7 @@ def _fit(
     *,
     last: bool,
 ) -> Float[Array, "..."]:
-    """mean + A^-1 sum_k w_k G_k (W_k - mean) with A = sum_k w_k G_k + damping.
+    """Computes mean + A^-1 sum_k w_k G_k (W_k - mean) with A = sum_k w_k G_k + damping.
 
     Because it solves for the difference from the mean, copies of one model stay exactly equal.
     """
@@ -245,7 +246,7 @@ def _grams(
     batches: Iterable[PyTree],
     wanted: Callable[[str], bool],
 ) -> dict[str, Array]:
-    """`grams`, restricted to the wanted paths."""
+    """Computes `grams`, restricted to the wanted paths."""
     total: dict[str, Array] = {}
     rows: dict[str, int] = {}
     i = None
@@ -271,7 +272,7 @@ def _grams(
 @in_float64("x")
 @jax.jit
 def _second_moment(x: Float[Array, "... in"]) -> Float[Array, "in in"]:
-    """The sum of x x^T over the rows of x."""
+    """Computes the sum of x x^T over the rows of x."""
     x = x.reshape(-1, x.shape[-1]).astype(jnp.promote_types(x.dtype, jnp.float32))
     return jnp.matmul(x.T, x, precision=lax.Precision.HIGHEST)
 
@@ -291,14 +292,14 @@ def regmean_plus_plus(
 ) -> PyTree:
     """Applies RegMean layer by layer, on inputs from the merged earlier layers (RegMean++).
 
-    The groups are merged one after the other. The inputs of a group are collected with a mixed
+    The groups are merged one after another. The inputs of a group are collected with a mixed
     model: earlier groups are already merged, this group and later groups are model k's, and leaves
     outside all groups are the weighted mean. Then the leaves of the group that `activations`
     returns are solved for as in `regmean`. The group's other leaves become the mean.
 
     Args:
       models: M pytrees of the same leaf paths and shapes.
-      base: Optional. It only decides the output's structure and dtypes.
+      base: Optional. It only determines the output's structure and dtypes.
       activations: The inputs of each kernel, as in `grams`. It is called with parameters in the
         structure of the base (of the first model, without a base).
       batches: For each model its data, read once for each group.
@@ -358,12 +359,12 @@ def regmean_plus_plus(
 
 
 def _named(tree: PyTree) -> dict[str, Array]:
-    """The leaves of a tree by path."""
+    """Returns the leaves of a tree by path."""
     return dict(zip(leaf_paths(tree), jax.tree.leaves(tree), strict=True))
 
 
 def _members(groups: Sequence[str | Sequence[str]], paths: Sequence[str]) -> list[list[str]]:
-    """The leaf paths of each group, checked."""
+    """Checks and returns the leaf paths of each group."""
     members, owner = [], {}
     for i, group in enumerate(groups):
         patterns = [group] if isinstance(group, str) else list(group)

@@ -29,10 +29,10 @@ def trajectory(*, shape: Shape = "uniform", decay: float | None = None) -> Merge
       decay: The factor of "ema", between 0 and 1.
 
     Returns:
-      A merge of one or more models. A base is optional and only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only determines the output's dtypes.
 
     Raises:
-      ValueError: For an unknown shape, or a `decay` that does not fit the shape.
+      ValueError: For an unknown shape, or a `decay` that is invalid for the shape.
 
     References:
       Tian et al., WSM: Decay-free learning rate schedule via checkpoint merging, 2025 (arXiv
@@ -65,6 +65,6 @@ def ema(decay: float) -> Merge:
 
 
 def _averaged(piece: Piece, delta: Array, weight: Array, *, shape: Shape, decay: float | None):
-    """The mean of the models, with their weights times the weights of the shape."""
+    """Averages the models, with their weights times the weights of the shape."""
     c = jnp.asarray(shapes.weights(shape, len(delta), decay=decay), delta.dtype)
     return mean_where_any(delta, weight * c.reshape(-1, *(1,) * (weight.ndim - 1)))

@@ -1,4 +1,4 @@
-"""Greedy soups: models join one by one if they improve the score of the mean.
+"""Greedy soups, to which models are added one by one if they improve the score of the mean.
 
 The uniform soup is `methods.linear`, and the learned soup is `methods.learned_soup`.
 """
@@ -46,12 +46,12 @@ def greedy_soup(
     than the soup without it. Models with equal scores are tried in their order in `models`.
 
     Args:
-      models: At least one pytree. A sequence may load its entries lazily. Memory then holds one
-        entry, and a running mean in float32 (float64 where the best model is float64).
+      models: At least one pytree. A sequence may load its entries lazily, in which case one entry
+        and a running mean in float32 (float64 if the best model is float64) are in memory.
       score: `score(params)` on held-out data. Higher is better, and NaN is worse than any number.
       scores: The scores of the models, if they are already computed.
       strict: Whether the score must rise, as in the authors' code. With `strict=False` an equal
-        score is enough, as in their Recipe 1.
+        score is sufficient, as in their Recipe 1.
 
     Returns:
       The soup in the dtypes of the best model, with the record of its trials.
@@ -105,7 +105,7 @@ def _scored(score: Callable[[PyTree], float], params: PyTree) -> float:
 
 
 def _finite(value: float) -> float:
-    """The value, or 0 for NaN, which ranks last by the first entry of the sort key."""
+    """Returns the value, or 0 for NaN, which ranks last by the first entry of the sort key."""
     return 0.0 if math.isnan(value) else value
 
 

@@ -41,13 +41,13 @@ def linear(*, normalize: bool = True) -> Merge:
 
     Other programs differ. mergekit returns infinities where the weights sum to 0. Up to 0.1.4 it
     rounded the weights to the tensors' dtype (0.3 became 0.3008 in bfloat16) and summed in that
-    dtype. fusion_bench averages integer buffers too.
+    dtype. fusion_bench also averages integer buffers.
 
     Args:
       normalize: Whether the sum is divided by the sum of the weights.
 
     Returns:
-      A merge of one or more models. A base is optional and only decides the output's dtypes.
+      A merge of one or more models. A base is optional and only determines the output's dtypes.
 
     References:
       Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Sec. 2.
@@ -74,7 +74,7 @@ def task_arithmetic(*, normalize: bool = False, scale: Scale = 1.0) -> Merge:
         data, often near 0.3 (the default of fusion_bench). mergekit's default is 1.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: Unless `scale` is a finite number.
@@ -136,7 +136,7 @@ def ties(
       compat: The defaults for hyperparameters that are None: "paper" or "mergekit".
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For a density outside (0, 1], an unknown `scope`, `elect_by`, `tie` or `compat`,
@@ -157,17 +157,17 @@ def ties(
 
 
 def _restored(masks: Transform, rescale: bool, scope: Scope = "tensor") -> Transform:
-    """The masks, followed by a rescaling to the old L1 norms if `rescale`."""
+    """Makes the masks, followed by a rescaling to the original L1 norms if `rescale`."""
     return chain(masks, rescale_l1(scope)) if rescale else masks
 
 
 def _mean_or_sum(normalize: bool) -> Reduction:
-    """The weighted mean, or the weighted sum without normalisation."""
+    """Makes the weighted mean, or the weighted sum without normalisation."""
     return weighted_mean if normalize else weighted_sum
 
 
 def _elected(by: ElectBy | None, tie: TieSign | None, compat: Compat) -> Transform:
-    """The election of signs with the defaults of `compat`."""
+    """Makes the election of signs with the defaults of `compat`."""
     default = choose(compat)
     return elect(default(by, "mass", "weighted"), default(tie, "none", "positive"))
 
@@ -207,7 +207,7 @@ def dare_linear(
       compat: The defaults and the rescaling: "paper" or "mergekit".
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For a density outside (0, 1], an unknown `compat`, or a `scale` that is not
@@ -265,7 +265,7 @@ def dare_ties(
       compat: The defaults and the rescaling: "paper" or "mergekit".
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For a density outside (0, 1], an unknown `elect_by`, `tie` or `compat`, or a
@@ -281,7 +281,7 @@ def dare_ties(
 
 
 def _dare(density: PerModel | None, key: Array, compat: Compat, rescale: bool) -> Transform:
-    """The random masks of DARE, with the rescaling of `compat`."""
+    """Makes the random masks of DARE, with the rescaling of `compat`."""
     density = choose(compat)(density, 0.5, 1.0)
     values = check_per_model("density", density, lambda d: (d > 0) & (d <= 1), "in (0, 1]")
     rate = 1 - (jnp.asarray(density, jnp.float32) if values is None else values)
@@ -332,7 +332,7 @@ def della_linear(
         dividing by p, it restores the L1 norm of each model's deltas in each tensor.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: Unless 0 <= epsilon < density <= 1, for an unknown `rank_by` or `compat`, or a
@@ -385,7 +385,7 @@ def della(
         mass, with 0 counting as +.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: Unless 0 <= epsilon < density <= 1, for an unknown `rank_by`, `elect_by`, `tie` or
@@ -410,7 +410,7 @@ def _della(
     compat: Compat,
     rescale: bool,
 ) -> Transform:
-    """The random masks of DELLA, with the defaults and the rescaling of `compat`."""
+    """Makes the random masks of DELLA, with the defaults and the rescaling of `compat`."""
     default = choose(compat)
     density, epsilon = default(density, 0.7, 1.0), default(epsilon, 0.07, 0.15)
     how = ("probability" if compat == "paper" else "l1") if rescale else None
@@ -456,7 +456,7 @@ def breadcrumbs(
       compat: The defaults: "paper" or "mergekit". "mergekit" also rounds down.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For a density outside (0, 1], a gamma outside [0, 1), an unknown `scope` or
@@ -505,7 +505,7 @@ def breadcrumbs_ties(
         weighted mass with 0 counting as +, and sums instead of averaging.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For a density outside (0, 1], a gamma outside [0, 1), an unknown `scope`,
@@ -529,7 +529,7 @@ def _thinned(
     rescale: bool,
     compat: Compat,
 ) -> Transform:
-    """The masks of breadcrumbs, with the defaults of `compat`."""
+    """Makes the masks of breadcrumbs, with the defaults of `compat`."""
     default = choose(compat)
     density, gamma = default(density, 0.15, 1.0), default(gamma, 0.006, 0.01)
     masks = keep_between(density, gamma, scope, floor=compat == "mergekit")

@@ -1,13 +1,13 @@
 """Methods that merge matrices by their singular vectors: TSV-M, Iso-C, Iso-CTS, WUDI, OPCM.
 
 These methods treat every leaf with exactly two axes, both longer than 1, as a matrix. `matrices`
-restricts them to some of these leaves (the authors leave out embeddings). All other leaves get the
+restricts them to some of these leaves (the authors exclude embeddings). All other leaves get the
 weighted mean of deltas, except in OPCM. Weights multiply the deltas and are 1 by default.
 
 Singular vectors with a singular value of 0, up to rounding (eps * longer side * the largest), are
-arbitrary. All methods here leave them out. Results therefore depend only on the deltas, and
-rotating all inputs rotates the result. The published programs include these vectors. They add noise
-for frozen tensors, deltas of low rank, and copies.
+arbitrary. All methods here exclude them. Results therefore depend only on the deltas, and rotating
+all inputs rotates the result. The published programs include these vectors. They add noise for
+frozen tensors, deltas of low rank, and copies.
 """
 
 import math
@@ -76,7 +76,7 @@ def tsv_m(*, ratio: float | None = None, scale: Scale = 1.0, matrices: Matrices 
         predicate. By default all leaves with exactly two axes, both longer than 1.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: If `ratio` is outside (0, 1], or `scale` is not finite. When the merge is applied,
@@ -115,7 +115,7 @@ def iso_c(*, scale: Scale = 1.0, matrices: Matrices = None) -> Merge:
         `tsv_m`.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: If `scale` is not finite. When the merge is applied, if `matrices` selects no
@@ -161,7 +161,7 @@ def iso_cts(
         `tsv_m`.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: If `common_fraction` is outside [0, 1], for an unknown `input_axis`, or if `scale`
@@ -200,12 +200,12 @@ def wudi(
 
     .. math:: L(x) = \sum_m \frac{\| (x - \delta_m) \delta_m^T \|^2}{\| \delta_m \|^2}
 
-    Weights multiply the deltas. They do not weight the terms of L. A delta of 0 is left out (the
+    Weights multiply the deltas. They do not weight the terms of L. A delta of 0 is omitted (the
     published code computes 0/0). A single model is returned unchanged.
 
     Args:
       solution: "adam", as published, takes steps of Adam (Kingma and Ba 2015) from x = sum_m
-        delta_m. Each step moves an entry by about `rate`, whatever the size of the deltas. 300
+        delta_m. Each step moves an entry by about `rate`, regardless of the size of the deltas. 300
         steps at 1e-5 therefore move an entry by at most about 3e-3. "exact" computes the minimum of
         the quadratic L. It solves x sum_m G_m = sum_m delta_m G_m, with G_m = delta_m^T delta_m /
         |delta_m|^2 of shape [in, in]. This solution commutes with scaling and rotating the deltas.
@@ -221,7 +221,7 @@ def wudi(
         `tsv_m`.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: For an unknown `solution` or `input_axis`, or numbers outside their ranges. When
@@ -256,7 +256,7 @@ def opcm(
     scale: Scale = 1.0,
     matrices: Matrices = None,
 ) -> Merge:
-    r"""Adds one model after the other, each orthogonally to the sum so far (OPCM).
+    r"""Adds one model after another, each orthogonally to the sum so far (OPCM).
 
     The order of the models matters. The sum starts as :math:`\delta_1`. For each further
     :math:`\delta_m`:
@@ -270,7 +270,7 @@ def opcm(
     Leaves that are not matrices are summed. At the end, the sum is rescaled to the mean norm of the
     deltas. The authors rescale after each model and undo it before the next, which is equivalent.
     Copies of one model give this model if all leaves are matrices, or with `scope="tensor"`.
-    Otherwise the sums of the other leaves take their share of the norm, as in the authors' code.
+    Otherwise the sums of the other leaves contribute to the norm, as in the authors' code.
 
     Args:
       alpha: The protected share of the singular values, in [0, 1]. The authors use 0.5.
@@ -280,7 +280,7 @@ def opcm(
         `tsv_m`.
 
     Returns:
-      A merge of one or more models. It needs a base.
+      A merge of one or more models. It requires a base.
 
     Raises:
       ValueError: If `alpha` is outside [0, 1], for an unknown `scope`, or if `scale` is not finite.
@@ -328,7 +328,7 @@ class _Chosen:
 
 
 class _Held(NamedTuple):
-    """The `Workspace` of an update of matrices [a, b]: the number of arrays it holds, by shape.
+    """The `Workspace` of an update of matrices [a, b]: the number of arrays in memory, by shape.
 
     Attributes:
       whole: The number of arrays [a, b].
@@ -355,14 +355,14 @@ class _Held(NamedTuple):
 def _merge(
     update: Kernel, scale: Scalar, matrices: Matrices, held: _Held, transposed: bool = False
 ) -> Merge:
-    """A merge that applies `update` to matrices, and takes the weighted mean elsewhere."""
+    """Makes a merge that applies `update` to matrices, and takes the weighted mean elsewhere."""
     return Merge(_on_matrices(update, matrices, held, transposed), weighted_mean, scale=scale)
 
 
 def _on_matrices(
     update: Kernel, matrices: Matrices, held: _Held, transposed: bool = False
 ) -> Transform:
-    """A transform that turns a matrix into its update for model 0, and masks the other models."""
+    """Makes a transform that stores a matrix's update in model 0 and masks the others."""
     whole = kernel(_of_matrix, update, transposed=transposed)
     inner = transform(whole, needs="tensor", workspace=held)
     return inner if matrices is None else masked(inner, matrices)
@@ -371,7 +371,7 @@ def _on_matrices(
 def _of_matrix(
     update: Kernel, piece: Piece, delta: Array, weight: Array, *, transposed: bool
 ) -> Vectors:
-    """The `update` of a matrix; other leaves are unchanged."""
+    """Applies `update` to a matrix; other leaves are unchanged."""
     if delta.ndim != 3 or min(delta.shape[1:]) < 2:
         return delta, weight
     # Shapes: delta [task, a, b]; `update` takes such a stack and returns one matrix [a, b].
@@ -386,10 +386,10 @@ def _of_matrix(
 
 
 def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array, Array]:
-    """The polar factors of both matrices, one after the other.
+    """Computes the polar factors of both matrices, one after another.
 
-    On CPUs, factorisations that run at once compete for threads. The shorter matrix is therefore
-    padded with rows of 0, and one loop does both.
+    On CPUs, simultaneous factorisations compete for threads. The shorter matrix is therefore padded
+    with rows of 0, and one loop computes both.
     """
     rows = max(len(U), len(V))
     pair = jnp.stack([jnp.pad(whole(x), ((0, rows - len(x)), (0, 0))) for x in (U, V)])
@@ -398,21 +398,22 @@ def _orthonormal(U: Float[Array, "a n"], V: Float[Array, "b n"]) -> tuple[Array,
 
 
 def _beside(x: Float[Array, "task a k"]) -> Float[Array, "a task*k"]:
-    """The matrices of all tasks next to each other."""
+    """Concatenates the matrices of all tasks."""
     return jnp.moveaxis(x, 0, 1).reshape(x.shape[1], -1)
 
 
 def _floor(x: float) -> int:
-    """The floor of a product of decimal numbers, corrected for rounding: 0.29 * 100 gives 29."""
+    """Computes the floor of a product, corrected for rounding: 0.29 * 100 gives 29."""
     return math.floor(x * (1 + 1e-12))
 
 
 @at_unit_scale
 def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
-    """The update of `tsv_m` for one matrix."""
+    """Computes the update of `tsv_m` for one matrix."""
     r = min(deltas.shape[1:])
     k = max(1, r // len(deltas) if ratio is None else _floor(ratio * r))
-    # A loop instead of `vmap`: on CPUs, factorisations that run at once compete for threads.
+    # This is a loop instead of `vmap`, because simultaneous factorisations compete for threads on
+    # CPUs.
     U, S, V = lax.map(lambda x: tuple(part[..., :k] for part in svd(x)), deltas)
     U, V = _orthonormal(_beside(U), _beside(V))
     return matmul(U * S.reshape(-1), V.T)
@@ -420,7 +421,7 @@ def _tsv(deltas: Stack, *, ratio: float | None) -> Matrix:
 
 @at_unit_scale
 def _iso_c(deltas: Stack) -> Matrix:
-    """The update of `iso_c` for one matrix."""
+    """Computes the update of `iso_c` for one matrix."""
     x = task_sum(deltas)
     factor = polar(x)
     return total(factor * x) / min(x.shape) * factor  # <U V^T, x> is the sum of singular values
@@ -428,7 +429,7 @@ def _iso_c(deltas: Stack) -> Matrix:
 
 @at_unit_scale
 def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
-    """The update of `iso_cts` for one matrix."""
+    """Computes the update of `iso_cts` for one matrix."""
     r, tasks = min(deltas.shape[1:]), len(deltas)
     # The common space gets the remainder of the division by M, so all r triplets are used.
     n = min(round((r - _floor(common_fraction * r)) / tasks), r // tasks)
@@ -437,8 +438,8 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
 
     def specific(x: Matrix) -> tuple[Array, ...]:
         x = whole(x)
-        # If nothing is left of x, the rest is rounding. Zero is therefore relative to the size of
-        # x.
+        # If x has no remaining part, the rest is rounding. Zero is therefore relative to the size
+        # of x.
         rest = svd(x - matmul(U, U.T, x), norm(x))
         return tuple(part[..., :n] for part in rest)
 
@@ -452,7 +453,7 @@ def _iso_cts(deltas: Stack, *, common_fraction: float) -> Matrix:
 
 
 def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
-    """s = sum_m delta_m, and A and C, for which the gradient of L at s + y is 2 (y A + C).
+    """Computes s = sum_m delta_m, and A and C, for which the gradient of L at s + y is 2 (y A + C).
 
     Deltas of 0 are left out. The formula avoids subtracting large numbers. For one model C is
     exactly 0.
@@ -473,7 +474,7 @@ def _quadratic(deltas: Stack) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
-    """The minimum of L by the eigenvalues of A."""
+    """Computes the minimum of L by the eigenvalues of A."""
     start, A, C = _quadratic(deltas)
     # The Grams are divided by squared norms. Each then has trace 1, and A has trace M. Damping is
     # relative to M.
@@ -482,14 +483,14 @@ def _wudi_exact(damping: Array, deltas: Stack) -> Matrix:
 
 @jax.custom_jvp
 def _solved(C: Matrix, A: Matrix, pull: Array) -> Matrix:
-    """C (A + pull)^-1, without the directions in which A is 0 up to rounding."""
+    """Computes C (A + pull)^-1, without the directions in which A is 0 up to rounding."""
     return _spectral_inverse(A, pull)(C)
 
 
 def _spectral_inverse(A: Matrix, pull: Array) -> Callable[[Matrix], Matrix]:
-    """The function that multiplies by (A + pull)^-1 from the right."""
+    """Makes the function that multiplies by (A + pull)^-1 from the right."""
     values, Q = linalg.eigh(A)
-    # Where A is 0 up to rounding, C is too. Dividing would turn its rounding into a change.
+    # Where A is 0 up to rounding, C is too. Division would amplify its rounding to a change.
     real = values > rounding(A, values[-1])
     inverse = jnp.where(real, 1 / jnp.where(real, values + pull, 1), 0)
     return lambda x: matmul(matmul(x, Q) * inverse, Q.T)
@@ -506,13 +507,13 @@ def _solved_jvp(primals: tuple, tangents: tuple) -> tuple[Matrix, Matrix]:
 
 
 def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
-    """s + y after steps of Adam on y, from y = 0."""
+    """Computes s + y after steps of Adam on y, from y = 0."""
     start, A, C = _quadratic(deltas)
 
     def step(i: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         # Rows are independent, so the steps do not send data between devices.
         y, mean, square = (in_parts(x, -2) for x in state)
-        # The gradient of a quadratic needs only A and C. A step costs one product, whatever the
+        # The gradient of a quadratic depends only on A and C, so a step costs one product for any
         # number of models.
         gradient = 2 * (matmul(y, A) + C)
         mean = 0.9 * mean + 0.1 * gradient
@@ -529,7 +530,7 @@ def _wudi_adam(rate: Array, deltas: Stack, *, steps: int) -> Matrix:
 
 @at_unit_scale
 def _opcm(alpha: Array, deltas: Stack) -> Matrix:
-    """The sum of the projected deltas of one matrix."""
+    """Computes the sum of the projected deltas of one matrix."""
 
     def add(merged: Matrix, x: Matrix) -> tuple[Matrix, None]:
         x = whole(x)
@@ -548,13 +549,13 @@ def _opcm(alpha: Array, deltas: Stack) -> Matrix:
 
 
 def _squares(piece: Piece, delta: Array, weight: Array) -> Products:
-    """The squared norm of each model's weighted deltas, without products between models."""
+    """Computes the squared norm of each model's weighted deltas."""
     weighted = weight * delta
     return jax.tree.map(lambda *x: jnp.stack(x), *(products(x[None]) for x in weighted))
 
 
 def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Array:
-    """The sum of a leaf's deltas, after projection if the leaf is a selected matrix."""
+    """Computes the sum of a leaf's deltas, after projection if the leaf is a selected matrix."""
     if piece.local is not None:
         delta, weight = projected(piece, delta, weight)
     return task_sum(weight * delta)
@@ -563,7 +564,7 @@ def _merged(projected: Kernel, piece: Piece, delta: Array, weight: Array) -> Arr
 def _square(
     projected: Kernel, squares: Products, piece: Piece, delta: Array, weight: Array
 ) -> Products:
-    """The squared norm of that sum."""
+    """Computes the squared norm of that sum."""
     return products(_merged(projected, piece, delta, weight)[None])
 
 
@@ -575,7 +576,7 @@ def _rescaled(
     delta: Array,
     weight: Array,
 ) -> Array:
-    """That sum, rescaled to the mean norm of the deltas."""
+    """Rescales that sum to the mean norm of the deltas."""
     top, inner = squares.unit.max(), square.inner[0, 0]
     mean = (squares.unit[:, 0] / top * squares.lengths[:, 0]).mean()
     # The inner where keeps the infinite slope of the root at 0 out of gradients.

@@ -1,4 +1,4 @@
-"""Representation surgery: a small map per task that undoes the effect of merging on features."""
+"""Representation surgery, a small map per task that undoes the effect of merging on features."""
 
 from collections.abc import Callable
 from typing import NamedTuple

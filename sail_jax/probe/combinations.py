@@ -32,7 +32,7 @@ def stack(models: Sequence[PyTree]) -> PyTree:
 
     Raises:
       ValueError: If there are no models, they differ in structure or shapes, have non-finite
-        values, or have different non-floating leaves. Messages name the model and the leaf.
+        values, or have different non-floating leaves. Messages contain the model and the leaf.
       TypeError: If `models` is not a sequence, or leaves have dtypes that cannot be merged.
     """
     if isinstance(models, str) or not isinstance(models, Sequence) or not models:
@@ -40,7 +40,7 @@ def stack(models: Sequence[PyTree]) -> PyTree:
         return task_vectors(models, None).delta
     try:
         # `task_vectors` checks each leaf from the host. Here one program checks all of them, and
-        # the leaves are only checked singly for the message.
+        # the leaves are checked separately only for the message.
         stacked, well = _stack(tuple(models))
     # Outside `jit`, `task_vectors` reports a leaf that is not an array.
     except TypeError:
@@ -69,15 +69,15 @@ def _stack(models: tuple[PyTree, ...]) -> tuple[PyTree, Array]:
 def mixer(like: PyTree, stacked: PyTree) -> Callable[[Float[Array, "model"]], PyTree]:
     """Makes the function that combines models: weights -> sum_k w_k theta_k.
 
-    `like` is a parameter tree with the dtypes and the non-floating leaves. `stacked` has the
-    models, as `stack` returns them. Returns a function of weights `(model,)` that returns a
+    `like` is a parameter tree with the dtypes and the non-floating leaves. `stacked` contains the
+    models, as returned by `stack`. Returns a function of weights `(model,)` that returns a
     parameter tree.
     """
 
     def leaf(x: Array | None, template: Any, w: Float[Array, "model"]) -> Any:
         if x is None:
             return template
-        # Added one after another in the wide dtype, and cast once to the leaf's dtype.
+        # Models are added one after another in the wide dtype, and cast once to the leaf's dtype.
         terms = (w[i].astype(x.dtype) * x[i] for i in range(1, len(x)))
         return sum(terms, w[0].astype(x.dtype) * x[0]).astype(jnp.result_type(template))
 
@@ -106,8 +106,8 @@ def sweep(f: Callable[[PyTree], PyTree], over: PyTree, chunk_size: int) -> PyTre
 def numbers(name: str, x: ArrayLike | Sequence[float]) -> Numbers:
     """Returns a vector of finite numbers.
 
-    `x` has numbers; traced values are not checked. Returns the vector, `(n,)` with n >= 1: float64
-    in NumPy if the values are known, else a JAX array. Raises a ValueError if `x` is not a
+    `x` contains numbers; traced values are not checked. Returns the vector, `(n,)` with n >= 1:
+    float64 in NumPy if the values are known, else a JAX array. Raises a ValueError if `x` is not a
     non-empty vector of finite numbers.
     """
     vector = _real(name, x)

@@ -32,8 +32,8 @@ class Averaging(NamedTuple):
       average: The metric of the averaged model, `(point,)`.
       ensemble: The metric of the averaged logits, `(point,)`.
       members: The metric of each model, `(model,)`.
-      agreement: The share of examples with the same class from the averaged model and the ensemble,
-        `(point,)`.
+      agreement: The fraction of examples to which the averaged model and the ensemble assign the
+        same class, `(point,)`.
     """
 
     average: Estimate
@@ -68,7 +68,7 @@ def averaging(
 ) -> Averaging:
     """Compares the averaged model f(sum_i w_i theta_i) with the ensemble sum_i w_i f(theta_i).
 
-    It needs k forward passes for the k models and one for each point.
+    It requires k forward passes for the k models and one for each point.
 
     Args:
       apply: A network (see `sail_jax.probe.networks`) with logits `(example, ..., class)` as
@@ -85,8 +85,8 @@ def averaging(
       The metric of the averages, the ensembles and the models, and the agreement of the first two.
 
     Raises:
-      ValueError: For models, data, weights, sizes, outputs or metric values that do not fit or are
-        not finite.
+      ValueError: For models, data, weights, sizes, outputs or metric values that are inconsistent
+        or not finite.
       TypeError: For leaves of dtypes that cannot be combined, such as complex ones.
 
     References:
@@ -123,7 +123,7 @@ def _averaging(
                 raise ValueError(f"apply: expected logits [{n}, ..., class], got {_shape(out)}")
             return out
 
-        # The members are combinations, too, with the rows of the identity as weights.
+        # The members are also combinations, with the rows of the identity as weights.
         member_logits = sweep(logits, jnp.eye(k), chunk_size)
         members = jnp.stack([_scored(metric, member_logits[i], batch) for i in range(k)], -1)
 
@@ -160,7 +160,7 @@ def stitching(
     - Several with equal weights, and the pre-trained network as upper: addition (Figure 9).
     - Weights (2, -1) of the pre-trained network and of theta + s tau: negation (Figure 10).
 
-    It needs k forward passes for the k lower models, and one from each layer on.
+    It requires k forward passes for the k lower models, and one from each layer on.
 
     Args:
       apply: A network with a third argument, features that replace its own (see
@@ -178,8 +178,8 @@ def stitching(
 
     Raises:
       TypeError: If the network does not accept features.
-      ValueError: For unknown layers, and for models, data, weights or metric values that do not fit
-        or are not finite.
+      ValueError: For unknown layers, and for models, data, weights or metric values that are
+        inconsistent or not finite.
 
     References:
       Zhou et al., Cross-Task Linearity, 2024 (arXiv 2402.03660), Sec. 4.3.

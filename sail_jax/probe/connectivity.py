@@ -1,4 +1,4 @@
-"""Linear mode connectivity: how much the loss rises between models."""
+"""Linear mode connectivity: the rise of the loss between models."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -105,7 +105,7 @@ def simplex_barrier(
 
         max over w of L(sum_i w_i theta_i) - sum_i w_i L(theta_i)
 
-    Memory holds a copy of all models and `chunk_size` combinations of them.
+    A copy of all models and `chunk_size` combinations of them are in memory.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
@@ -121,8 +121,8 @@ def simplex_barrier(
       The height of the barrier, its position, and the losses at all points.
 
     Raises:
-      ValueError: For models that differ in structure (with the name of the leaf), for weights, data
-        or sizes that do not fit, and for losses that are NaN or (of the models) infinite.
+      ValueError: For models that differ in structure (with the name of the leaf), for invalid
+        weights, data or sizes, and for losses that are NaN or (of the models) infinite.
       TypeError: For leaves with dtypes that cannot be combined, such as complex ones, and if `loss`
         is not a function that returns one number.
 
@@ -148,8 +148,8 @@ def simplex_barrier(
 def check_loss(loss: Loss, first: PyTree, data: PyTree) -> None:
     """Checks that a loss is a function of two arguments that returns one float.
 
-    It is traced once, for its shapes. `first` has the parameters or, for a loss of outputs, the
-    outputs.
+    It is traced once, for its shapes. `first` contains the parameters or, for a loss of outputs,
+    the outputs.
     """
     callable_with("loss", loss, "params", "batch")
     out = jax.eval_shape(loss, first, data)
@@ -172,7 +172,7 @@ def _barrier(
     chunk_size: int,
 ) -> Barrier:
     w, k = jnp.asarray(w, jnp.result_type(float)), w.shape[1]
-    # The models are points, too. Their weights, the rows of the identity, come first.
+    # The models are also points, whose weights, the rows of the identity, come first.
     losses = _losses(
         loss, like, stacked, data, jnp.concatenate([jnp.eye(k), w]), batch_size, chunk_size
     )

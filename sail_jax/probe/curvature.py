@@ -71,9 +71,8 @@ def hessian_spectrum(
     batch): the Hessian in the outputs, between the Jacobians of the network. If the Hessian in the
     outputs is positive semi-definite, so is this matrix.
 
-    It needs steps * probes products with the matrix, each about as expensive as two gradients over
-    all data. Memory holds `steps` vectors of the size of the parameters, and the memory of one
-    product.
+    It requires steps * probes products with the matrix, each about as expensive as two gradients
+    over all data, and memory for `steps` vectors of the size of the parameters and for one product.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch; with a
@@ -92,7 +91,7 @@ def hessian_spectrum(
       The extreme eigenvalues, the trace and the quadrature of the density.
 
     Raises:
-      ValueError: For data and sizes that do not fit, fewer than 2 probes, parameters without
+      ValueError: For invalid data or sizes, fewer than 2 probes, parameters without
         floating leaves, and non-finite values.
 
     References:
@@ -235,7 +234,8 @@ def _spectrum(
         nodes, first, residuals = ritz(alpha, beta)
         return nodes, first**2, residuals, size * alpha[0]
 
-    # One probe after another, since each holds `steps` vectors of the size of the parameters.
+    # The probes run one after another, because each requires `steps` vectors of the size of the
+    # parameters.
     nodes, weights, residuals, traces = lax.map(probe, jax.random.split(key, probes))
 
     def extreme(nodes: Array, residuals: Array, pick: Callable[..., Array]) -> tuple[Array, Array]:
@@ -297,8 +297,8 @@ def lanczos(
         w = multiply(v)
         alpha = dot(v, w)
         w = w - alpha * v - before * jnp.where(j > 0, V[j - 1], 0)
-        # In exact arithmetic w contains nothing of the earlier vectors. Without this step, rounding
-        # brings them back, and known eigenvalues appear again as copies.
+        # In exact arithmetic w is orthogonal to the earlier vectors. Without this step, rounding
+        # reintroduces them, and known eigenvalues appear again as copies.
         w = orthogonal(V, w)
         beta = norm(w)
         scale = jnp.maximum(scale, jnp.abs(alpha) + beta)

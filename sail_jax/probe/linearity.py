@@ -1,4 +1,4 @@
-"""Cross-task linearity: are networks linear in their parameters, layer by layer?
+"""Cross-task linearity: measures how linear networks are in their parameters, layer by layer.
 
 All identities of the paper (Zhou et al. 2024, arXiv 2402.03660) have one form. They compare the
 features of a combination of models with the same combination of the models' features,
@@ -124,8 +124,8 @@ def k_model_linearity(
 
         f(sum_i w_i theta_i)  and  sum_i w_i f(theta_i)
 
-    It needs k forward passes for the k models and one for each point. Memory holds a copy of the
-    models, and the features of a batch for all of them and for `chunk_size` combinations.
+    It requires k forward passes for the k models and one for each point, and memory for a copy of
+    the models and the features of a batch for all of them and for `chunk_size` combinations.
 
     Args:
       apply: A network that returns its features, as in `cross_task_linearity`.
@@ -140,8 +140,8 @@ def k_model_linearity(
 
     Raises:
       ValueError: For models that differ in structure (with the name of the leaf), features that are
-        not `(example, ...)` (with the name of the layer) or not finite, and data, weights or sizes
-        that do not fit.
+        not `(example, ...)` (with the name of the layer) or not finite, and invalid data, weights
+        or sizes.
       TypeError: For leaves with dtypes that cannot be combined, such as complex ones.
 
     References:
@@ -177,7 +177,7 @@ def addition(
         f(theta + s sum_i tau_i)  and  (1 / k) sum_i f(theta + k s tau_i)
 
     for the task vectors tau_i of k models and each scale s. This is learning by addition, eq. 2 of
-    cross-task linearity (which has two models). It needs k + 1 forward passes for each scale.
+    cross-task linearity (which has two models). It requires k + 1 forward passes for each scale.
 
     Args:
       apply: A network that returns its features, as in `cross_task_linearity`.
@@ -228,7 +228,7 @@ def negation(
 
         f(theta - s tau)  and  2 f(theta) - f(theta + s tau).
 
-    It needs three forward passes for each scale.
+    It requires three forward passes for each scale.
 
     Args:
       apply: A network that returns its features, as in `cross_task_linearity`.

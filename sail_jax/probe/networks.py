@@ -5,7 +5,8 @@
     apply(params, batch, override) -> (outputs, features)
 
 The features are a mapping from layer to array `(example, ...)`, in the order of the layers. The
-third form accepts a mapping of such features that replace the network's own. `stitching` needs it.
+third form accepts a mapping of such features that replace the network's own. `stitching` requires
+it.
 """
 
 import fnmatch

@@ -1,4 +1,4 @@
-"""The rise of a loss when its parameters move: by Gaussian noise, and by fine-tuning.
+"""The rise of a loss when its parameters change: by Gaussian noise, and by fine-tuning.
 
 Both are measured and compared with the prediction from second derivatives. The measures are from
 Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206).
@@ -75,8 +75,8 @@ def gaussian_sensitivity(
     Draws come in pairs +epsilon and -epsilon, which cancels the gradient. For a quadratic loss the
     measured and the predicted increase, s^2 tr(H Sigma) / 2, then agree draw by draw.
 
-    Each draw needs one product with the Hessian and two losses for each scale. Draws run one after
-    another. Memory holds a few copies of the parameters, and the memory of one product.
+    Each draw requires one product with the Hessian and two losses for each scale. Draws run one
+    after another, with memory for a few copies of the parameters and for one product.
 
     Args:
       loss: A function `(params, batch) -> scalar`, the mean over the examples of a batch.
@@ -95,8 +95,8 @@ def gaussian_sensitivity(
       over the pairs.
 
     Raises:
-      ValueError: For a deviation that does not fit (with the name of the leaf), scales, data or
-        sizes that do not fit, fewer than 2 draws, and a non-finite loss or second derivatives.
+      ValueError: For an invalid deviation (with the name of the leaf), invalid scales, data or
+        sizes, fewer than 2 draws, and a non-finite loss or second derivatives.
 
     References:
       Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),
@@ -149,8 +149,8 @@ def fine_tuning_sensitivity(
       The loss, and the measured and the predicted increase for each scale.
 
     Raises:
-      ValueError: For models that differ in structure, for scales, data or sizes that do not fit,
-        and for a non-finite loss or derivatives.
+      ValueError: For models that differ in structure, for invalid scales, data or sizes, and for a
+        non-finite loss or derivatives.
 
     References:
       Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv 2503.19206),

@@ -1,6 +1,6 @@
-"""Task vectors compared: where the changes of several models conflict.
+"""Compares task vectors: where the changes of several models conflict.
 
-This needs only the parameters, without data or a network.
+This requires only the parameters, and neither data nor a network.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def interference(
 ) -> Interference:
     """Measures the conflict of the task vectors Delta_i = theta_i - base of several models.
 
-    Memory holds the task vectors, and the singular vectors of one leaf.
+    The task vectors, and the singular vectors of one leaf, are in memory.
 
     Args:
       base: The parameters before fine-tuning. Non-floating leaves are ignored and must be equal in
@@ -89,8 +89,8 @@ def interference(
 
     Raises:
       ValueError: For models that differ from the base in structure or are not finite (with the
-        names of the model and the leaf), missing floating leaves, and weights or a rank that do not
-        fit.
+        names of the model and the leaf), for missing floating leaves, and for invalid weights or an
+        invalid rank.
       TypeError: For leaves with dtypes that cannot be merged, such as complex ones.
 
     References:

@@ -1,4 +1,4 @@
-"""Weights of the proximal parameter, the combination of models nearest to a target (SAIL).
+"""Weights of the proximal parameter, the combination of models closest to a target (SAIL).
 
 By SAIL's Theorem 3, these weights depend only on distances in any common unit. d_i* = |theta_i -
 theta*| is the distance from model to target, and d_ij = |theta_i - theta_j| the distance between
@@ -8,7 +8,7 @@ target is w^T H w / 2, for weights with sum 1.
 The paper uses total variation distances of tasks instead of distances of parameters. For Gaussian
 tasks with one covariance s^2 I, distances of parameters are proportional to the gap of the means.
 They are therefore proportional to `distances.gaussian_separation(tv)`, not to TV. `tv_bias`
-computes the resulting error. Unbiased squares (`distances.mmd`, `distances.energy`) need
+computes the resulting error. Unbiased squares (`distances.mmd`, `distances.energy`) require
 `squared=True`.
 
 If the models are available, use `from_parameters` (eq. 4, for a known target) or `from_loss` (eq.

@@ -25,7 +25,7 @@ Loss = Callable[[PyTree, Any], Float[Array, ""]]
 def from_parameters(
     models: Sequence[PyTree], target: PyTree, *, constraint: Constraint = "none"
 ) -> Weights:
-    """Finds the combination of models nearest to a known target.
+    """Finds the combination of models closest to a known target.
 
     The weights minimise |sum_i w_i theta_i - theta*|^2 (SAIL's eq. 4), summed over all leaves in
     float64.
@@ -105,7 +105,7 @@ def after_training(
       optimizer: The optimizer of the training; SGD at 1e-2 by default.
 
     Returns:
-      The function from weights `[model]` to a scalar loss. It raises ValueError for weights of
+      The function from weights `[model]` to a scalar loss. It raises a ValueError for weights of
       another shape.
 
     Raises:
@@ -130,7 +130,7 @@ def after_training(
         train = jax.tree.map(jnp.asarray, train)
     optimizer = optax.sgd(1e-2) if optimizer is None else optimizer
 
-    # A gradient then holds only the states between steps, not all activations.
+    # A gradient then stores only the states between steps, not all activations.
     @jax.checkpoint
     def step(state: tuple[PyTree, Any], batch: PyTree) -> tuple[tuple[PyTree, Any], None]:
         params, memory = state
@@ -268,7 +268,7 @@ def from_loss(
 def _leaves(
     where: str, tree: PyTree, names: Sequence[str], shapes: Sequence[tuple] | None
 ) -> list[Any]:
-    """Returns the leaves of a tree; checks paths, shapes, floating dtypes and finite values."""
+    """Returns the leaves of a tree, with paths, shapes, dtypes and values checked."""
     paths = leaf_paths(tree)
     if paths != list(names):
         odd = sorted(set(paths) ^ set(names)) or paths

@@ -34,13 +34,13 @@ def pair_weight(
     squared: bool = False,
     noise: float = 0.0,
 ) -> Float[np.ndarray, "*batch"]:
-    """Computes the weight of a model in the combination of two models nearest to the target.
+    """Computes the weight of a model in the combination of two models closest to the target.
 
     The combination has the weights w and 1 - w. For model 1, w is (d2*^2 + d12^2 - d1*^2) / (2
     d12^2), SAIL's eq. 11. For model 2, w is (d1*^2 + d12^2 - d2*^2) / (2 d12^2). The paper states
     this in Appendix E and uses it in Section 4.4, also as gamma.
 
-    The weight is not clipped. If it is below 0 or above 1, the nearest combination lies beyond one
+    The weight is not clipped. If it is below 0 or above 1, the closest combination lies beyond one
     of the models. Eq. 10 excludes this: clip to [0, 1], as in `simplex_weights`.
 
     Args:
@@ -116,7 +116,7 @@ def tv_bias(
     With a, b, c the squares of d1*, d2*, d12, the error is (b - a)(c - a - b) / (24 c) to leading
     order. It vanishes for a target at equal distances from both models, or at the vertex of a right
     angle between them. Otherwise it is of the order of the squared distances. At large distances
-    all TV are 1, and the weight is 1/2 whatever the correct weight is.
+    all TV are 1, and the weight is 1/2 for any correct weight.
 
     Args:
       d1_target: The Mahalanobis distance d1* between the means of task 1 and the target. All
@@ -159,15 +159,15 @@ def gram_from_distances(
     Args:
       to_target: Distances d_i* of the models from the target, `[model]`.
       between: Distances d_ij between the models, `[model, model]`, symmetric with a diagonal of 0.
-      squared: Whether both hold squared distances. Squares may violate the triangle inequality, and
-        unbiased estimates of squares to the target may be negative.
+      squared: Whether both contain squared distances. Squares may violate the triangle inequality,
+        and unbiased estimates of squares to the target may be negative.
       noise: The allowed violation of the triangle inequality, in the unit of distances.
 
     Returns:
       H, symmetric.
 
     Raises:
-      ValueError: For shapes that do not fit, values that are not finite, and a `between` that is
+      ValueError: For inconsistent shapes, values that are not finite, and a `between` that is
         not symmetric with a diagonal of 0. For distances that are negative or violate the triangle
         inequality by more than `noise`. The message contains the three distances.
       TypeError: For values that are not real numbers, or are traced.
@@ -292,9 +292,9 @@ def simplex_weights(h: Float[ArrayLike, "model model"]) -> Weights:
             "h is linear along weights without curvature: the models' distances to the "
             "target contradict the distances between models"
         )
-    # The factor A holds coordinates of the models relative to the projection of the target onto
+    # The factor A contains coordinates of the models relative to the projection of the target onto
     # their affine hull. A constant added to H does not change the minimiser, so the target's
-    # distance from the hull is left out.
+    # distance from the hull is omitted.
     root = np.sqrt(np.where(flat, 0.0, values))
     A = root[:, None] * (vectors.T @ Z.T)
     A += np.where(flat, 0.0, along / np.where(flat, 1.0, root))[:, None]
@@ -325,9 +325,7 @@ def _form(h: ArrayLike) -> np.ndarray:
 
 
 def _reduced(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """An orthonormal basis Z of weights with sum 0, H in this basis, and its slope at equal
-    weights.
-    """
+    """Returns an orthonormal basis Z of weights with sum 0, and H and its slope there."""
     n = len(H)
     # QR makes the other columns orthogonal to the first column, which is constant.
     Z = np.linalg.qr(np.column_stack([np.ones(n), np.eye(n)[:, 1:]]))[0][:, 1:]
@@ -335,7 +333,7 @@ def _reduced(H: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _side(i: int, j: int, n: int) -> str:
-    """The name of the distance between i and j in messages; n is the target."""
+    """Returns the name of the distance between i and j in messages; n is the target."""
     i, j = min(i, j), max(i, j)
     return f"to_target[{i}]" if j == n else f"between[{i}, {j}]"
 
@@ -346,7 +344,7 @@ def tiny(H: np.ndarray) -> float:
 
 
 def _indefinite(least: float) -> str:
-    """The message for a form that is not positive semi-definite."""
+    """Makes the message for a form that is not positive semi-definite."""
     return (
         "h must be positive semi-definite along weights of sum 0 (distances between models must be "
         f"between points in a Euclidean space); its smallest eigenvalue there is {least:.6g}"
@@ -354,8 +352,8 @@ def _indefinite(least: float) -> str:
 
 
 def _slack(size: float, noise: float) -> float:
-    """The tolerance for violated inequalities at this size: `noise` plus rounding."""
-    # Values may come in float32.
+    """Computes the tolerance for violated inequalities at this size: `noise` plus rounding."""
+    # Values may be in float32.
     return noise + 16 * float(np.finfo(np.float32).eps) * float(size)
 
 

@@ -1,4 +1,4 @@
-"""Search for a merge on held-out examples, with statistical evidence for the result.
+"""Searches for a merge on held-out examples, with statistical evidence for the result.
 
 `search` tries merging methods and their hyperparameters on one part of the examples. It compares
 the best merge with the single models on another part, which the search has not used.

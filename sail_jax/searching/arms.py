@@ -191,12 +191,12 @@ def arms(
     groups: Sequence[str] = (),
     seed: int = 0,
 ) -> tuple[Arm, ...]:
-    """Lists the methods that suit the models, with their stated ranges.
+    """Lists the methods that are applicable to the models, with their stated ranges.
 
     Args:
       count: The number of models.
       base: Whether there is a base.
-      names: The methods, and custom arms. By default all suitable methods, and "weights".
+      names: The methods, and custom arms. By default all applicable methods, and "weights".
       groups: Patterns of leaf paths. If given, the last arm is task arithmetic (without a base, the
         uniform soup) with a scale for each group.
       seed: The seed of methods that draw random numbers.
@@ -205,7 +205,7 @@ def arms(
       The arms. The arm "weights" searches the weights of a weighted mean.
 
     Raises:
-      ValueError: If a given method is unknown or does not suit the models.
+      ValueError: If a given method is unknown or not applicable to the models.
 
     >>> [arm.name for arm in arms(2, True, ["linear", "ties"])]
     ['linear', 'ties']
@@ -241,7 +241,7 @@ def _weighted(count: int) -> Arm:
 
 
 def _unfit(name: str, count: int, base: bool) -> str:
-    """The reason why a method cannot be searched with the models; empty if it can."""
+    """Returns the reason why a method cannot be searched with the models; empty if it can."""
     example = registry.example(name)
     if example is None:
         return "needs arrays in addition to the models; give it as an Arm"
@@ -252,7 +252,7 @@ def _unfit(name: str, count: int, base: bool) -> str:
 
 
 def _arm(name: str, seed: int) -> Arm:
-    """The arm of a method. It starts at the method's defaults if these are numbers."""
+    """Makes the arm of a method, which starts at the method's defaults if these are numbers."""
     make = registry.get(name)
     bounds = {option: (x.low, x.high) for option, x in registry.ranges(name).items()}
     options = registry.options_of(name)

@@ -6,8 +6,8 @@ For example, let scores have standard deviation 1 and correlation 0.98. Then 400
 distinguish means that differ by 0.02 (with a standard error of 0.01). Separate examples would need
 10,000.
 
-With tasks, all tasks count equally, whatever their numbers of examples. The difference is the mean
-of the tasks' differences, and its degrees of freedom follow Welch and Satterthwaite.
+With tasks, all tasks count equally, regardless of their numbers of examples. The difference is the
+mean of the tasks' differences, and its degrees of freedom follow Welch and Satterthwaite.
 """
 
 import math
@@ -24,7 +24,7 @@ POWER = 0.8
 
 
 class Comparison(NamedTuple):
-    """One candidate compared with another on the same examples.
+    """A comparison of one candidate with another on the same examples.
 
     Attributes:
       against: The name of the other candidate.

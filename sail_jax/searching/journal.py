@@ -1,4 +1,4 @@
-"""Trials of a search in a file, to resume an interrupted search.
+"""Records the trials of a search in a file, to resume an interrupted search.
 
 The first line identifies the search. Each further line is the JSON of one trial. An incomplete line
 is dropped, with everything after it.

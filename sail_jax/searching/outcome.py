@@ -30,7 +30,7 @@ class Trial(NamedTuple):
 
     @property
     def score(self) -> float:
-        """The mean over tasks."""
+        """The mean score over tasks."""
         return float(self.by_task.mean())
 
 
@@ -46,18 +46,19 @@ class Outcome(NamedTuple):
         examples. It is the largest of the p values against each. The merge is recommended if p is
         at most 5 %.
       comparisons: Comparisons of the merge with the best single model, the uniform soup, and task
-        arithmetic at its usual scale, on the held-out examples. All intervals hold jointly at 95 %.
+        arithmetic at its usual scale, on the held-out examples. The intervals have a joint
+        confidence of 95 %.
       models: The mean score of each model, and of the base if given, on the held-out examples.
       predictions: The predictions of a quadratic score for weighted means, and the measured scores.
         Empty if the budget was too small for the fit.
-      front: The Pareto front over tasks: merges and models that no other beats in every task, on
+      front: The Pareto front over tasks: merges and models that no other dominates, on
         the examples for choosing merges.
       tasks: The names of the tasks.
       trials: All scored candidates, in order.
       searched: The number of examples for choosing merges.
       judged: The number of held-out examples for the comparison.
-      evaluations: The number of scorings of all examples for choosing merges. Scoring a fraction of
-        them counts as this fraction.
+      evaluations: The number of scorings of all examples for choosing merges, where scoring a
+        fraction of them counts as this fraction.
       untried: Arms that the budget did not reach.
     """
 
@@ -124,7 +125,7 @@ def _named(name: str, options: Mapping[str, Any]) -> str:
 
 
 def front(trials: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Lists the Pareto front: trials that no other equals in all tasks and beats in one.
+    """Lists the Pareto front: trials that no other trial dominates.
 
     Args:
       trials: Trials on the same examples.

@@ -9,7 +9,7 @@ Half-way, it exceeds the mean of the two ends by c_ij / 8. For a score with Hess
 
 For three models with scores -1, -2, -2 and half-way gains of 0.5, 0.5 and 0, this is -1.67 + 0.44 =
 -1.22 at their mean. The formula is exact on the testbed of `theory.merging.quadratic`. Networks
-depart from it if their tasks lie far apart. The comparison with measured scores shows this.
+deviate from it if their tasks are far apart, which the comparison with measured scores shows.
 
 References:
   Wortsman et al., Model soups, 2022 (arXiv 2203.05482), Sec. 4, for the same approximation of the
@@ -46,8 +46,8 @@ class Quadratic(NamedTuple):
     def best(self) -> Float[np.ndarray, "p"]:
         """Finds the nonnegative weights of the best mean.
 
-        `proximal.simplex_weights` is exact, but refuses a score that rises away from its points, as
-        with a barrier. Here the best mean of such a score is at a corner.
+        `proximal.simplex_weights` is exact, but rejects a score that increases away from its
+        points, as with a barrier, for which the best mean is at a corner.
         """
         count = len(self.scores)
         starts = [np.full(count, 1 / count), *(0.9 * np.eye(count) + 0.1 / count)]

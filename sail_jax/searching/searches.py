@@ -1,10 +1,10 @@
 """The search: candidates, budgets and stopping.
 
-The score of a merge has noise from the examples. The best of 60 scores includes the luckiest noise.
-With standard errors of 0.01, the best of 60 equal merges looks better than it is by 0.023. The
-examples are therefore divided. One part is for choosing merges, as greedily as desired. The chosen
-merge is scored once on the other part, together with its references. This needs no correction for
-the number of merges.
+The score of a merge has noise from the examples, and the best of 60 scores is biased by selection.
+With standard errors of 0.01, the best of 60 equal merges appears better than it is by 0.023. The
+examples are therefore divided. One part is used to choose merges, as greedily as desired. The
+chosen merge is scored once on the other part, together with its references, which requires no
+correction for the number of merges.
 
 A merge is recommended if it is better than *every* single model, in one-sided tests at 5 % each. If
 some model is at least as good as the merge, the test against this model alone fails with
@@ -98,7 +98,7 @@ class Wanted(NamedTuple):
 
 
 class InMemory(Measure):
-    """Scores of pytrees.
+    """Scores pytrees.
 
     Args:
       models: The models.
@@ -127,7 +127,7 @@ class InMemory(Measure):
     def descend(
         self, arm: Arm, options: Mapping[str, Any], examples: Int[np.ndarray, "n"], cost: float
     ) -> dict[str, Any]:
-        """Improves hyperparameters by the gradient of the mean score.
+        """Improves hyperparameters by following the gradient of the mean score.
 
         Args:
           arm: The arm. Its merge must be differentiable with respect to the searched
@@ -167,8 +167,8 @@ class InMemory(Measure):
         found = {name: np.asarray(x, float) for name, x in learned.coefficients.items()}
         for name, x in found.items():
             inside = ((low[name] < x) & (x < high[name])).all()
-            # Adam moves every hyperparameter with a gradient. A density lacks a gradient, because
-            # entries are kept or dropped.
+            # Adam moves every hyperparameter with a gradient. A density has no gradient, because
+            # entries are either kept or dropped.
             if inside and (x == np.asarray(options[name], np.float32)).all():
                 raise TypeError(
                     f"refine: {arm.name} cannot be refined by gradients: {name} has none"
@@ -188,7 +188,7 @@ class InMemory(Measure):
         Raises:
           ValueError: If the score has another shape.
         """
-        # The last batch is padded with the first example, so one program serves all batches.
+        # The last batch is padded with the first example, so that all batches use the same program.
         rows = -(-len(examples) // self._batch) * self._batch
         filled = np.concatenate([examples, np.full(rows - len(examples), examples[0])])
         scores = []
@@ -231,13 +231,13 @@ def search(
       score: `score(params, batch)` returns a number for each example of a batch. Larger is better,
         so return the negative of a loss. It is compiled once.
       data: Examples outside the training data of all models, a pytree of arrays `[n, ...]`.
-      candidates: Names of methods, "weights", and custom arms. By default all methods that suit the
-        models, and "weights".
+      candidates: Names of methods, "weights", and custom arms. By default all methods applicable to
+        the models, and "weights".
       tasks: The task of each example, for several tasks. All tasks count equally.
       names: The names of the models; "model 0" and so on by default.
       groups: Patterns of leaf paths, for an arm with a scale for each pattern; see `arms`.
       refine: "cmaes" refines the best arm using only scores. "gradient" follows the gradient of the
-        score with respect to weights and scales. It needs a differentiable score.
+        score with respect to weights and scales. It requires a differentiable score.
       budget: The number of scorings of all examples for choosing merges, more than M. Scoring a
         fraction of them counts as this fraction.
       seconds: A time limit for new trials. The final comparison still runs.
@@ -254,7 +254,7 @@ def search(
 
     Raises:
       ValueError: For inconsistent arguments, scores that are not finite or have another shape, and
-        methods that are unknown or do not suit the models.
+        methods that are unknown or not applicable to the models.
 
     >>> data = {"y": np.random.default_rng(0).normal(0.5, 1, (400, 1))}
     >>> models = [{"w": np.zeros(1, np.float32)}, {"w": np.ones(1, np.float32)}]
@@ -381,7 +381,7 @@ def search_with(
 
 
 def _references(with_base: bool) -> tuple[Arm, ...]:
-    """The reference arms without a search."""
+    """Returns the reference arms, which require no search."""
     soup = usual(False)
     return (soup, usual(True)) if with_base else (soup,)
 
@@ -415,7 +415,7 @@ def parts(
                 f"data: expected two or more examples of each task in both parts, got {len(own)} "
                 f"of task {task}"
             )
-        # Evenly spread positions in [0, 1) make tasks of any size alternate.
+        # Evenly spaced positions in [0, 1) make tasks of any size alternate.
         first += [((k + 0.5) / cut, task, example) for k, example in enumerate(own[:cut])]
         second += own[cut:].tolist()
     return np.array([example for *_, example in sorted(first)]), np.array(sorted(second))
@@ -446,17 +446,17 @@ class _Run:
 
     @property
     def complete(self) -> list[Trial]:
-        """The trials on the whole first part."""
+        """Returns the trials on the whole first part."""
         return [trial for trial in self.trials if len(trial.examples) == len(self.first)]
 
     @property
     def evaluations(self) -> float:
-        """The number of scorings of the first part."""
+        """Returns the number of scorings of the whole first part."""
         return self.spent + sum(len(x.examples) for x in self.trials) / len(self.first)
 
     @property
     def over(self) -> bool:
-        """Whether the time is over; replaying a history does not count."""
+        """Checks whether the time limit has passed; replaying a history does not count."""
         return len(self.trials) >= len(self._history) and time.monotonic() > self.until
 
     def ahead(self, wanted: Sequence[tuple[int | Arm, Mapping[str, Any]]], examples: Any) -> None:
@@ -628,7 +628,7 @@ def _refine(run: _Run, budget: int, seed: int, descend: Descend | None) -> None:
         return
 
     def objective(options: dict[str, Any]) -> float:
-        # After the time limit, nothing is computed, and CMA-ES ends soon.
+        # After the time limit nothing is computed, and CMA-ES ends soon.
         return math.inf if run.over else -run.merge(arm, options, run.first).score
 
     evolve(objective, arm.bounds, budget=left, seed=seed, start=best.options, spread=1 / 8)

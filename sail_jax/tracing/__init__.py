@@ -1,4 +1,4 @@
-"""Feature spaces inferred from a forward pass, for networks without a table."""
+"""Infers feature spaces from a forward pass, for networks without a table."""
 
 from sail_jax.lazy import listed
 from sail_jax.tracing.check import Checked, Trial, check_spec

@@ -1,8 +1,8 @@
-"""The effect of operations on the units of an axis: equal axes, and changes beyond their order.
+"""The effect of operations on the units of an axis: axes in one space, and changes beyond order.
 
-A network may allow other changes of units than a new order. For one space, multiply the entries of
-unit i in every array with this space by c_i^e. Here e is the *exponent* of the array at this axis.
-The network computes the same for every c if the exponents fit together:
+A network may allow changes of units other than permutations. For one space, multiply the entries of
+unit i in every array that has an axis in this space by c_i^e. Here e is the *exponent* of the array
+at this axis. The network computes the same function for every c if the exponents satisfy:
 
     y = a * b               e(y) = e(a) + e(b)
     y = a + b, max(a, b)    e(y) = e(a) = e(b)
@@ -10,7 +10,7 @@ The network computes the same for every c if the exponents fit together:
     y = exp(a), sum_i a_i   e(a) = 0
 
 These are linear equations for exponents of arrays. Three kinds of change have such equations. They
-have different domains and a few different rules:
+differ in their domain and in a few rules:
 
 - *scale*: c_i > 0. Exponents are rational numbers.
 - *sign*: c_i = +-1. Exponents are 0 or 1, and 1 + 1 = 0. An even function removes signs.
@@ -52,12 +52,12 @@ class Change(enum.Flag):
 
 
 class Equation(NamedTuple):
-    """A linear equation for exponents of one space: the sum of factor * exponent is a constant.
+    """A linear equation for the exponents of one space: the sum of factor * exponent is a constant.
 
     Attributes:
       slots: The numbers of the exponents.
       factors: The factor of each exponent.
-      change: The kinds of change that the equation holds for.
+      change: The kinds of change to which the equation applies.
       share: The constant for shares. It is 0 for scales and signs.
     """
 
@@ -73,7 +73,7 @@ class Event(NamedTuple):
     Attributes:
       slots: The exponents of the arrays in the operation.
       parametric: For each array, whether it depends only on parameters. Such an array with exponent
-        0 is a gain and does not count.
+        0 is a gain and is ignored.
       family: The required family of maps, if two of the arrays count (or the only array).
       unitwise: Whether a function acts unit by unit.
     """
@@ -158,7 +158,7 @@ class Algebra:
           finite: Whether the divisor cannot be 0.
 
         Returns:
-          The label of the outcome.
+          The label of the result.
         """
         kept = [k for k, (label, _) in enumerate(factors) if label is not None]
         given, columns = self._matched([factors[k][0] for k in kept])
@@ -225,7 +225,7 @@ class Algebra:
           of_sign: Whether to return the sign; if not, the magnitude.
 
         Returns:
-          The label of the outcome.
+          The label of the result.
         """
         out = self.renewed(label)
         for new, old in zip(atoms(out), atoms(label), strict=True):

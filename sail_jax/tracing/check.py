@@ -1,6 +1,7 @@
-"""`check_spec` checks that a network computes the same in every basis that its spec allows.
+"""`check_spec` checks that a network computes the same function in every basis that its spec
+allows.
 
-The check runs the network on transformed parameters and needs no other reference.
+The check runs the network on transformed parameters and requires no other reference.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ _SCALES = (0.5, 2.0)
 
 
 class Trial(NamedTuple):
-    """One change of basis that should not matter.
+    """One change of basis that should not change the outputs.
 
     Attributes:
       space: The space; "" for all spaces.
@@ -44,7 +45,7 @@ class Checked(NamedTuple):
 
     Attributes:
       trials: All trials.
-      skipped: Copies of units that the network's own code refused, with the error message.
+      skipped: Copies of units that the network's own code rejected, with the error message.
     """
 
     trials: tuple[Trial, ...]
@@ -52,7 +53,7 @@ class Checked(NamedTuple):
 
     @property
     def failed(self) -> tuple[Trial, ...]:
-        """The trials that changed the network's outputs."""
+        """Returns the trials that changed the network's outputs."""
         return tuple(trial for trial in self.trials if not trial.measured.preserved)
 
     def __str__(self) -> str:
@@ -81,8 +82,8 @@ def check_spec(
     No allowed change may affect the outputs. First all inner spaces are permuted together, then
     each space separately. Then each space gets a random map of every kind that its nonlinearity,
     gains and ties allow. The kinds are signs, scales, rotations, invertible maps, and copies of
-    units. The inputs should differ from the inputs that the spec was inferred from. Another batch
-    size and another length reveal accidental agreement.
+    units. The inputs should differ from the inputs that the spec was inferred from. A different
+    batch size and length reveal accidental agreement.
 
     Args:
       spec: The spec, inferred or from a table.
@@ -91,7 +92,7 @@ def check_spec(
       *inputs: Inputs of the network.
       resized: A function that builds the network with other sizes. It takes a spec and returns a
         function like `apply`. Exceptions are recorded in `skipped`. Without it, units are not
-        copied, because the code of networks states sizes.
+        copied, because the code of a network contains its sizes.
       seed: The seed of the random maps.
 
     Returns:
@@ -150,7 +151,7 @@ def check_spec(
 
 
 def _plain(m: SpaceMap) -> SpaceMap:
-    """A dense map without a claimed family."""
+    """Makes a dense map without a claimed family."""
     return replace(m.dense(), family=Family.LINEAR)
 
 
@@ -161,7 +162,7 @@ def _compared(
     inputs: PyTree,
     other: Callable[..., Any] | None,
 ) -> Certificate:
-    """Compares the outputs before and after the change, perhaps of a resized network."""
+    """Compares the outputs before and after the change, possibly of a resized network."""
 
     def either(pair: tuple[bool, PyTree], x: PyTree) -> PyTree:
         new, p = pair
@@ -171,7 +172,7 @@ def _compared(
 
 
 def _permutation(rng: np.random.Generator, n: int) -> SpaceMap:
-    """A permutation that is not the identity (half of all permutations of two units are)."""
+    """Draws a permutation other than the identity (one of two for two units)."""
     while True:
         index = rng.permutation(n)
         if (index != np.arange(n)).any():
@@ -179,7 +180,7 @@ def _permutation(rng: np.random.Generator, n: int) -> SpaceMap:
 
 
 def _members(rng: np.random.Generator, n: int) -> Iterator[tuple[str, SpaceMap]]:
-    """A random map of each kind."""
+    """Draws a random map of each kind."""
     signs = np.where(np.arange(n) % 2 == 1, -1.0, 1.0)[rng.permutation(n)]
     yield (
         "signs",
@@ -209,7 +210,7 @@ def _culprits(
     inputs: Any,
     maps: dict[str, SpaceMap],
 ) -> str:
-    """The axes that cause a difference: without their change, the outputs stay the same."""
+    """Finds the axes that cause a difference: without their change, the outputs stay the same."""
     if any(m.new != m.old for m in maps.values()):
         return "(as many units have to stay)"
     found = []

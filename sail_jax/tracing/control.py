@@ -15,7 +15,7 @@ def _call(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _carried(values: Sequence[Value], variables: Sequence[Any]) -> list[Value]:
-    """The carried values of a loop, which may vary along any axis after one iteration."""
+    """Returns the carried values of a loop, which may vary along any axis after one iteration."""
     return [
         Value(tuple(
             Variable(n) if t is None and n > 1 else t

@@ -79,7 +79,7 @@ def _magnitude(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _to_the(tracer: Tracer, x: Value, power: Fraction) -> Value:
-    """x to a power; a square is resolved where it is used."""
+    """Computes x to a power; a square is resolved where it is used."""
     if power == 2 and not x.square and x.pending is None:
         return replace(x, square=True, numbers=None, view=False, positive=True)
     x = settled(tracer, x)
@@ -101,7 +101,7 @@ def _powered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 @rule("one_minus_square")
 def _one_minus_square(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
-    """The same as of its parts, a square and a difference, which JAX 0.10 uses in its place."""
+    """Treats 1 - x^2 as a square and a difference, which JAX 0.10 uses instead."""
     x = settled(tracer, _to_the(tracer, ins[0], Fraction(2)))
     for label in x.axes:
         tracer.algebra.curved(label, x.parametric, shift=True)
@@ -117,14 +117,14 @@ def _pow(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _columns(eqn: JaxprEqn, ins: list[Value]) -> list[list[tuple[Value, Label]]]:
-    """For each axis of the result, the operands with this axis; scalars lack axes."""
+    """Lists, for each axis of the result, the operands with this axis; scalars have no axes."""
     rank = len(shape(eqn.outvars[0]))
     full = [x for x, v in zip(ins, eqn.invars, strict=True) if len(shape(v)) == rank]
     return [[(x, x.axes[k]) for x in full] for k in range(rank)]
 
 
 def _alike(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> tuple[Label, ...]:
-    """Unified labels of operands that must scale equally."""
+    """Unifies the labels of operands that must scale equally."""
     axes = []
     for column in _columns(eqn, ins):
         label = tracer.algebra.same(*(t for _, t in column))
@@ -160,7 +160,7 @@ def _extreme(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _mixed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
-    """Any function of several operands."""
+    """Handles any function of several operands."""
     axes = tuple(tracer.algebra.same(*(t for _, t in c)) for c in _columns(eqn, ins))
     for label in axes:
         tracer.algebra.curved(label, parametric(ins))
@@ -225,7 +225,7 @@ def _selected(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         if label is not None and any(x.axes[k] is None and not x.zero for x in cases):
             tracer.algebra.curved(label, alone)
         if chosen is not None and label is not None:
-            # A choice unit by unit has exponent 0.
+            # A selection per unit has exponent 0.
             label = tracer.algebra.multiplied(
                 [(label, 1), (chosen, 1)], [parametric(cases), which.parametric]
             )
@@ -261,7 +261,7 @@ def _multiplied(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _by_a_number(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> Value | None:
-    """A value times or divided by a number; a sum divided by its count is a mean."""
+    """Multiplies or divides a value by a number; a sum divided by its count is a mean."""
     numbers = [x.number for x in ins]
     known = [k for k, number in enumerate(numbers) if number is not None]
     divides = eqn.primitive.name == "div"

@@ -1,4 +1,4 @@
-"""Sparse linear equations over the rational numbers, and over 0 and 1 with 1 + 1 = 0."""
+"""Sparse linear equations over the rational numbers, and over the integers modulo 2."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
@@ -101,7 +101,7 @@ class Solver:
         """Finds a solution in which given unknowns have allowed values.
 
         `values` lists the allowed values of each, the preferred value first. Returns a value for
-        each, or None. The search treats unknowns in order without backtracking, except where the
+        each, or None. The search assigns unknowns in order without backtracking, except where the
         last unknowns of an equation are determined.
         """
         trial = self.copy()
@@ -127,5 +127,5 @@ class Solver:
 
 
 def _possible(solver: Solver, unknowns: Iterable[int], allowed: Sequence[Number]) -> bool:
-    """Whether every determined unknown has an allowed value."""
+    """Checks whether every determined unknown has an allowed value."""
     return all((value := solver.value(u)) is None or value in allowed for u in unknowns)

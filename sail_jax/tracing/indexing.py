@@ -31,7 +31,7 @@ def _gathered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     algebra.fixed(index.axes[-1], "which axis an index is for")
     for at, k in zip(numbers.offset_dims, window, strict=True):
         if sizes[k] == old[k]:
-            # For the whole axis, any start is moved back inside.
+            # For the whole axis, any start is clamped to 0.
             axes[at] = x.axes[k]
         else:
             algebra.fixed(x.axes[k], "a part of it is looked up")

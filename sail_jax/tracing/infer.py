@@ -1,19 +1,20 @@
-"""`spec_of` infers the spec of any network from its forward pass.
+"""`spec_of` infers the spec of a network from its forward pass.
 
-*The problem.* Two axes are in one space if every permutation of the units of one needs the same
-permutation of the other. Shapes do not show this. An axis of 8 may be 8 units, or 2 heads of 4, or
-concatenated queries and keys. Often only a distant operation shows the structure of an axis. A tied
-table, a gate or a norm also determine the allowed changes beyond the order of units.
+*The problem.* Two axes are in one space if a permutation of the units of one always requires the
+same permutation of the other. This does not follow from shapes. An axis of 8 may be 8 units, or 2
+heads of 4, or concatenated queries and keys. Often only a distant operation reveals the structure
+of an axis. A tied table, a gate or a norm also determine the allowed changes beyond the order of
+units.
 
-*Why running the network is not enough.* One could permute two axes and compare outputs. For n axes
-this takes n^2 / 2 runs, and each run may agree by accident for these weights and inputs. It also
-cannot find products of spaces, because their factors must be known first. Running the network is a
-way to check a spec (`check_spec`), not to find it.
+*Why running the network is not sufficient.* One could permute two axes and compare outputs. For n
+axes this takes n^2 / 2 runs, and each run may agree by accident for these weights and inputs. It
+cannot find products of spaces either, because their factors must be known first. Running the
+network is a way to check a spec (`check_spec`), not to find it.
 
 *The method* is type inference. Every axis starts as a separate variable. Each operation of the
 jaxpr unifies the terms of the axes that it relates (`sail_jax.tracing.terms`). An operation without
-a rule fixes its axes, which is correct whatever it computes. For attention on a stream of 8 units
-with 2 heads:
+a rule fixes its axes, which is correct for any operation. For attention on a stream of 8 units with
+2 heads:
 
     q = x @ wq            wq: (a, b)               a is the stream, b has 8 units
     q.reshape(2, 4)       b = h * d                h of 2 units, d of 4
@@ -26,7 +27,7 @@ When all terms are known, a second pass finds the allowed changes beyond the ord
 axis of each value gets an unknown exponent. Operations give linear equations for the exponents, and
 `sail_jax.tracing.roles` solves them. In the example, wq writes d and wk reads it. Queries may
 therefore be multiplied by any c if keys are divided by c. If the second pass fixes a space, it runs
-again with this space fixed. The number of spaces is finite, so this ends.
+again with this space fixed. This terminates, because the number of spaces is finite.
 """
 
 import re
@@ -88,8 +89,8 @@ class Inferred:
       unused: Paths of parameters that no output depends on.
       multiples: Factors in the forward pass: numbers, for comparison with another size, and gains
         that only matrices read.
-      notes: Signs of a network in training mode, one sentence each: parameters that no output
-        depends on, such as running statistics, and random numbers.
+      notes: Signs that the network is in training mode, one sentence each: parameters that no
+        output depends on, such as running statistics, and random numbers.
     """
 
     spec: Spec
@@ -120,8 +121,8 @@ def spec_of(
     """Infers the feature space of every axis of every parameter from the forward pass.
 
     The forward pass is traced but not computed. Each operation relates the axes of its operands.
-    Two axes are in one space if every permutation of the units of one needs the same permutation of
-    the other. Axes of an unknown operation are in no space.
+    Two axes are in one space if a permutation of the units of one always requires the same
+    permutation of the other. Axes of an unknown operation are in no space.
 
     If `jax.lax.scan` goes along parameters only, their first axis is a "stack" space of layers. It
     is also "residual" if the equations show that a layer with outputs of zero returns its input.
@@ -207,7 +208,7 @@ def spec_of(
     found = {}
     for space, one in _solved(second, atomic, shapes).items():
         # A sum over units is the same in any order. Without a writer and a reader, growth and
-        # scales have no meaning.
+        # scales are meaningless.
         found[space] = one if _has_sides(one) else one._replace(family=Family.PERMUTATION)
     why = {
         (path, k): reason(variable) or _unread(variable)
@@ -242,7 +243,7 @@ _RANDOM = re.compile("random_|threefry")
 
 
 def _notes(idle: Sequence[str], random: Sequence[str]) -> tuple[str, ...]:
-    """Describes the signs of a network in training mode."""
+    """Describes the signs that the network is in training mode."""
     notes = []
     if idle:
         more = f" and {len(idle) - 1} more" if idle[1:] else ""
@@ -265,7 +266,7 @@ def _unread(variable: Variable) -> str:
 
 
 def _kept_apart(storing: ClosedJaxpr) -> dict[int, int]:
-    """The parameters with separately stored slices, and the axis of the slices."""
+    """Finds the parameters with separately stored slices, and the axis of the slices."""
     sizes = [shape(v) for v in storing.jaxpr.invars]
     labels: list[tuple[Label, ...]] = [tuple(map(Variable, size)) for size in sizes]
     _stored(Interpreter(), storing, labels)
@@ -285,7 +286,7 @@ def _kept_apart(storing: ClosedJaxpr) -> dict[int, int]:
 
 
 def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
-    """Parameters with these labels."""
+    """Makes parameters with these labels."""
     return [
         Value(
             tuple(None if label is not None and label.size == 1 else label for label in axes),
@@ -299,7 +300,7 @@ def _parameters(labels: list[tuple[Label, ...]]) -> list[Value]:
 def _stored(
     interpreter: Interpreter, storing: ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> list[tuple[Label, ...]]:
-    """Labels of the stored form of parameters, with the atoms of the parameters."""
+    """Returns the labels of the stored form of parameters, with the atoms of the parameters."""
     outs = interpreter.run(storing, _parameters(labels))
     return [joined(interpreter, out).axes for out in outs]
 
@@ -321,7 +322,7 @@ def _run(interpreter: Interpreter, traced: ClosedJaxpr, labels: list[tuple[Label
 def _with_atoms(
     traced: ClosedJaxpr, labels: list[tuple[Label, ...]]
 ) -> tuple[Interpreter, list[tuple[Label, ...]]]:
-    """Runs another forward pass with an exponent at every place."""
+    """Runs a second forward pass with an exponent at every use."""
     interpreter = Interpreter()
 
     def atomic(term: Term) -> Term:
@@ -363,7 +364,7 @@ def _solved(
 
 
 def _has_sides(found: Found) -> bool:
-    """Whether parameters both write and read a space."""
+    """Checks whether parameters both write and read a space."""
     return bool(found.tied) or {"write", "read"} <= set(found.roles.values())
 
 
@@ -383,7 +384,7 @@ def _names(
     asked: Mapping[str, str],
     reserved: Collection[str],
 ) -> dict[Variable, str]:
-    """Names of spaces: as given, or by the first leaf that writes them."""
+    """Returns names of spaces: as given, or from the first leaf that writes them."""
     called = _asked(paths, labels, asked)
     if both := {*called.values()} & {*reserved}:
         raise ValueError(f"names: {min(both)!r} is the name of a list of layers: give another name")
@@ -436,10 +437,10 @@ def _asked(
 
 
 def _tree(label: Label) -> tuple[list[Term], Axis]:
-    """The parts of a label that are neither products nor sums, and its axis in terms of their
+    """Returns the parts of a label that are neither products nor sums, and its axis in their
     numbers.
 
-    A part may occur at several places of the axis.
+    A part may occur several times in the axis.
     """
     terms: list[Term] = []
 

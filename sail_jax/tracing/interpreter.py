@@ -61,7 +61,7 @@ class Interpreter:
         jaxpr, known, read = opened(jaxpr, values, constant)
         where = self.algebra.where
         for eqn in alive(jaxpr)[0]:
-            # Cached traces lack a source line and get the line of their caller.
+            # Cached traces have no source line and get the line of their caller.
             line, self._line = self._line, source(eqn) or self._line
             self.algebra.where = f"{eqn.primitive.name} ({self._line or 'no source'})"
             ins = [read(v) for v in eqn.invars]
@@ -113,7 +113,7 @@ class Interpreter:
         return replace(value, columns=())
 
     def _used(self, value: Value) -> Value:
-        """A use of a parameter; two uses may treat its units differently."""
+        """Makes a use of a parameter; two uses may treat its units differently."""
         if not value.view:
             return value
         axes = []
@@ -141,7 +141,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def _computed(eqn: JaxprEqn, ins: list[Value]) -> list[Value] | None:
-    """The result if it is a number. JAX computes divisors such as counts in this way."""
+    """Returns the result if it is a number. JAX computes divisors such as counts in this way."""
     act = _ARITHMETIC.get(eqn.primitive.name)
     numbers = [x.number for x in ins]
     size = shape(eqn.outvars[0]) if eqn.outvars else (0,)
@@ -176,7 +176,7 @@ def source(eqn: JaxprEqn) -> str:
 
 @lru_cache(1 << 12)  # replaced equations share one
 def _line(trace: Any) -> str:
-    """The innermost source line outside libraries among frames, or ""."""
+    """Returns the innermost source line outside libraries among frames, or ""."""
     found = ""
     for name, line in _frames(trace):
         # The outermost frames come first.
@@ -187,7 +187,7 @@ def _line(trace: Any) -> str:
 
 @cache  # every equation has dozens of frames, of the same few files
 def _file(path: str) -> str:
-    """The name of a source file; "" for libraries and this package."""
+    """Returns the name of a source file; "" for libraries and this package."""
     file = Path(path)
     if "site-packages" in file.parts:
         package = file.parts[file.parts.index("site-packages") + 1]

@@ -1,8 +1,9 @@
-"""Factors in a forward pass: numbers, and the gains of norms.
+"""Finds the factors in a forward pass: numbers, and the gains of norms.
 
-Attention divides by the root of a head's size. Some networks multiply embeddings by the root of
-their width. In a jaxpr both are numbers. Traced at another size, numbers that depend on the size
-change. A gain that only matrices read can be multiplied into these matrices.
+Attention divides by the square root of a head's size. Some networks multiply embeddings by the
+square root of their width. In a jaxpr, both are numbers. If the network is traced at another size,
+the numbers that depend on the size change. A gain that only matrices read can be folded into these
+matrices.
 """
 
 import math
@@ -51,9 +52,7 @@ class Multiples(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Known facts about a value: its number, its parameter, its gain, and its number of summed
-    terms.
-    """
+    """Facts about a value: its number, its parameter, its gain, and its number of summed terms."""
 
     number: float | None = None
     leaf: str = ""
@@ -132,7 +131,7 @@ class _Walk:
             return [_Seen(_computed(name, known))] * len(eqn.outvars)
         self.read({x.gain for x in ins}, self._matrix(name, ins))
         for inner in of.inner_jaxprs:
-            # A scatter keeps the constants of its jaxpr elsewhere.
+            # A scatter stores the constants of its jaxpr elsewhere.
             if isinstance(inner, ClosedJaxpr) or not inner.constvars:
                 self.run(inner, [_NOTHING] * len(_arguments(inner)))
         if name == "reduce_sum":
@@ -149,7 +148,7 @@ class _Walk:
         return None
 
     def _matrix(self, name: str, ins: list[_Seen]) -> str:
-        """The parameter that a value is contracted with, if any."""
+        """Finds the parameter that a value is contracted with, if any."""
         return (ins[0].leaf or ins[1].leaf) if name == "dot_general" else ""
 
     def _by(self, name: str, number: float, x: _Seen, *, divides: bool) -> None:

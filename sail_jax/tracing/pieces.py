@@ -1,12 +1,12 @@
-"""Forward passes piece by piece: experts or layers on one axis are computed separately.
+"""Rewrites forward passes so that experts or layers on one axis are computed separately.
 
-A label holds for every position along the other axes. All experts of a stack would therefore have
+A label applies to every position along the other axes. All experts of a stack would therefore share
 one order of hidden units. To avoid this, a jaxpr is rewritten before labels are made. A stack of
-parameters stays in pieces. An operation that treats its axis as a batch is applied to each piece.
-The network computes the same as before, and each piece has separate labels. A rule here does not
-depend on labels. It is correct if the new jaxpr has the same result.
+parameters is kept in pieces, and an operation that treats its axis as a batch axis is applied to
+each piece. The network computes the same as before, and each piece has separate labels. A rule here
+does not depend on labels. It is correct if the new jaxpr has the same result.
 
-Between operations a value may have one of two forms:
+Between operations, a value may have one of two special forms:
 
 - `Pieces`: parts that are concatenated along an axis.
 - `Choice`: an array of integers picks one of several parts for each entry, for example in a look-up
@@ -40,7 +40,7 @@ class Pieces(NamedTuple):
     """A value as pieces of equal size.
 
     Attributes:
-      parts: The pieces. They may be in pieces along another axis.
+      parts: The pieces. They may themselves be in pieces along another axis.
       axis: The axis of concatenation.
     """
 
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
 
     Attributes:
       parts: The values. Each has the full shape.
-      index: Integers that pick the part.
+      index: Integers that select the part.
       axes: The axes of the value that correspond to the axes of `index`.
     """
 
@@ -105,7 +105,7 @@ class Cut(NamedTuple):
         return Plan((self.axis,) * len(self.shapes), outs, of or self.of)
 
     def each(self, sizes: Sequence[int], axis: int) -> Shape:
-        """The sizes of one piece."""
+        """Returns the sizes of one piece."""
         return (*sizes[:axis], sizes[axis] // self.n, *sizes[axis + 1 :])
 
 
@@ -120,9 +120,9 @@ def in_pieces(
     A stack is a parameter that is given in slices, or an array that a network stacks from
     parameters of one shape.
 
-    `apart` has the numbers of the parameters in slices, with their axes. Returns a closed jaxpr of
-    the same function, unchanged without stacks. Slices replace such a parameter. The result differs
-    only for a look-up of an expert with a number out of range.
+    `apart` contains the numbers of the parameters in slices, with their axes. Returns a closed
+    jaxpr of the same function, unchanged without stacks. Slices replace such a parameter. The
+    result differs only for a look-up of an expert with a number out of range.
     """
     apart = apart or {}
     if not apart and not _stacks(traced.jaxpr):
@@ -146,7 +146,7 @@ def in_pieces(
 
 
 def _stacks(jaxpr: Jaxpr) -> bool:
-    """Whether real arrays of size 1 are concatenated anywhere."""
+    """Checks whether real arrays of size 1 are concatenated anywhere."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
         if name == "stack" or (
@@ -188,7 +188,7 @@ class _Run:
         self.same: dict[Any, Any] = {}
 
     def inside(self) -> "_Run":
-        """A run of an inner jaxpr with private values."""
+        """Makes a run of an inner jaxpr with separate values."""
         other = _Run(())
         other.own, other.same = dict(self.own), dict(self.same)
         return other
@@ -251,7 +251,7 @@ class _Run:
                 return self.same[key][0]
         outs = of.bind(*ins)
         if key is not None:
-            # The operands are kept alive, because other objects could get their identity.
+            # The operands are kept alive, because otherwise other objects could get their `id`.
             self.same[key] = outs, ins
         own = [id(x) in self.own for x in ins]
         if any(own) and all(mine or not _traced(x) for mine, x in zip(own, ins, strict=True)):
@@ -259,7 +259,7 @@ class _Run:
         return outs
 
     def _mine(self, x: Value) -> bool:
-        """Whether a value depends only on parameters."""
+        """Checks whether a value depends only on parameters."""
         if isinstance(x, Pieces | Choice):
             return all(map(self._mine, x.parts))
         return id(x) in self.own
@@ -271,13 +271,13 @@ class _Run:
         return self.act(Operation.broadcasting((*size[:axis], 1, *size[axis:]), axes), [x])[0]
 
     def sliced(self, x: Value, axis: int) -> Values:
-        """The units along an axis, one by one, without the axis."""
+        """Returns the units along an axis, one by one, without the axis."""
         squeezing = Operation.squeezing(axis)
         cuts = (self.cut(x, axis, k, k + 1) for k in range(_shape(x)[axis]))
         return [self.act(squeezing, [one])[0] for one in cuts]
 
     def cut(self, x: Value, axis: int, start: int, stop: int) -> Value:
-        """Some of the units of a value."""
+        """Returns some of the units of a value."""
         size = _shape(x)
         if (start, stop) == (0, size[axis]):
             return x
@@ -387,7 +387,7 @@ def _real(x: Any) -> bool:
 def _planned(cut: Cut) -> Plan | None:
     name = cut.of.name
     if name in ENTRY_BY_ENTRY:
-        # An operand is a scalar, or has all axes, perhaps with length 1.
+        # An operand is a scalar, or has all axes, possibly of length 1.
         units, axis = cut.shapes[cut.at][cut.axis], cut.axis
         cuts = tuple(axis if size and size[axis] == units else None for size in cut.shapes)
         alike = all(size == () or size[axis] in (1, units) for size in cut.shapes)
@@ -409,7 +409,7 @@ def _transposed(cut: Cut) -> Plan | None:
 
 
 def _without(cut: Cut) -> Plan | None:
-    """A plan for an operation that removes axes."""
+    """Makes a plan for an operation that removes axes."""
     # If pieces are summed, combining them unifies their labels as much as joining them first.
     gone = [k % len(cut.shapes[0]) for k in cut.of.removed_axes]
     return None if cut.axis in gone else cut.to(cut.axis - sum(k < cut.axis for k in gone))
@@ -430,7 +430,7 @@ def _reshaped(cut: Cut) -> Plan | None:
 
 
 def _along(outcomes: int | None = 1) -> Planner:
-    """Plans for operations along one axis, equal for all operands and results."""
+    """Makes plans for operations along one axis, the same for all operands and results."""
 
     def planner(cut: Cut) -> Plan | None:
         own = cut.of.axis % len(cut.shapes[cut.at])
@@ -529,7 +529,7 @@ _PLANNERS: dict[str, Planner] = {
 
 
 def _side_by_side(run: _Run, of: Operation, ins: Values) -> Values | None:
-    """A stack of parameters stays in pieces."""
+    """Keeps a stack of parameters in pieces."""
     new, stacks, axis = ins, of.name == "stack", of.axis
     dtype = jax.numpy.result_type(*[x for x in ins if _plain(x)] or [np.float32])
     if (
@@ -569,7 +569,7 @@ def _parted(run: _Run, of: Operation, ins: Values) -> Values | None:
 
 
 def _singles(x: Value, axis: int) -> bool:
-    """Whether a value is in pieces of one unit along an axis, perhaps within other pieces."""
+    """Checks whether a value is in pieces of one unit along an axis, possibly nested."""
     if not isinstance(x, Pieces):
         return False
     if x.axis == axis:
@@ -578,14 +578,14 @@ def _singles(x: Value, axis: int) -> bool:
 
 
 def _clamped(run: _Run, index: Any, n: int) -> Any:
-    """Numbers of parts, in the dtype of the index."""
+    """Clamps an index to the numbers of parts."""
     zero, last = (jax.numpy.result_type(index).type(k) for k in (0, n - 1))
     (index,) = run.act(Operation.clamping(), [zero, index, last])
     return run.act(Operation.converting(np.dtype(np.int32)), [index])[0]
 
 
 def _looked_up(run: _Run, of: Operation, ins: Values) -> Values | None:
-    """Single units along one axis, looked up by number."""
+    """Looks up single units along one axis by number."""
     x, numbers, size = ins[0], of.index_axes, _shape(ins[0])
     if len(numbers.start_index_map) != 1 or numbers.operand_batching_dims:
         return None
@@ -610,7 +610,7 @@ def _looked_up(run: _Run, of: Operation, ins: Values) -> Values | None:
 
 
 def _picked(run: _Run, of: Operation, ins: Values) -> Values | None:
-    """A single unit along one axis, looked up by a computed number."""
+    """Looks up a single unit along one axis by a computed number."""
     (x, *starts), sizes, size = ins, of.sizes, _shape(ins[0])
     short = [k for k in range(len(size)) if sizes[k] != size[k]]
     if len(short) != 1 or sizes[short[0]] != 1 or not _singles(x, short[0]):
@@ -622,7 +622,7 @@ def _picked(run: _Run, of: Operation, ins: Values) -> Values | None:
 
 
 def _scanned(run: _Run, of: Operation, ins: Values) -> Values | None:
-    """A scan over stacked layers, one after another."""
+    """Unrolls a scan over stacked layers."""
     scan = of.scan
     (fixed, carry, xs), carries, body = scan.parted(ins), scan.carries, scan.body
     if all(map(_plain, ins)) and not _stacks(body.jaxpr):

@@ -1,4 +1,4 @@
-"""Roles and families: the role of each parameter in a space, and the allowed maps of the space.
+"""Finds the role of each parameter in a space, and the allowed maps of the space (its family).
 
 The equations of `sail_jax.tracing.algebra` are solved space by space.
 
@@ -7,7 +7,7 @@ The equations of `sail_jax.tracing.algebra` are solved space by space.
 2. *Writers* carry scale and sign into the space, and *gains* only multiply it. With exponent -1 at
    readers, the equations for scales need a solution in 0 and 1. Otherwise the equations for signs
    need one.
-3. Equations without a solution, and all events, make the family of maps smaller.
+3. Equations without a solution, and all events, reduce the family of maps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from sail_jax.tracing.equations import Solver
 
 
 class Place(NamedTuple):
-    """A place where a parameter is used in a space.
+    """A use of a parameter in a space.
 
     Attributes:
       slot: The number of its exponent.
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The family in words of `NONLINEARITIES`; only "layernorm" if nothing else acts."""
+        """Returns the family in words of `NONLINEARITIES`; "layernorm" if nothing else acts."""
         words = words_of(self.family)
         return f"{words} elementwise" if self.unitwise and words == "layernorm" else words
 
@@ -92,8 +92,8 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
             if event.family & Family.ORTHOGONAL == Family.ISOMETRIC and any(
                 abs(scales.get(slot, 0)) != 1 for slot in event.slots
             ):
-                # A mean over units allows copies without scaling only if all units have equally
-                # many copies.
+                # A mean over units allows copies without scaling only if all units have the same
+                # number of copies.
                 family |= Family.SIGNED_EVEN_DUPLICATION
     if Family.NONNEGATIVE in family:
         family |= Family.MONOMIAL
@@ -123,7 +123,7 @@ def _terms(of: Equation) -> dict[int, Fraction]:
 def _guessed(
     places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]
 ) -> dict[int, int]:
-    """The reading uses if units cannot be duplicated: uses that scale against the others."""
+    """Guesses the readers if units cannot be duplicated: uses that scale inversely."""
     scale = _system(equations, Change.SCALE)
     gains = _gains(places, events)
     slots = [place.slot for place in places]
@@ -134,7 +134,7 @@ def _guessed(
         chosen = trial.choose(rest, (1, -1)) if all(fits) else None
         if chosen:
             return {slot: int(chosen.get(slot) == -1) for slot in slots}
-    # The consistent equations for shares; sums over units have the lowest priority.
+    # Returns consistent equations for shares; sums over units have the lowest priority.
     order = sorted(equations, key=lambda of: (of.share == 1 and len(of.slots) == 1, -of.share))
     share = _system(order, Change.SHARE)
     found: dict[int, int] = {}
@@ -151,7 +151,7 @@ def _writers(
     events: Sequence[Event],
     readers: set[int],
 ) -> tuple[set[int], Family]:
-    """The other uses that carry scale and sign, and the required family if some cannot."""
+    """Finds the other uses that carry scale and sign, and the required family if some cannot."""
     others = [place for place in places if place.slot not in readers]
     matrices = {place.slot for place in others if place.matrix}
     found: list[set[int]] = []
@@ -160,7 +160,8 @@ def _writers(
         fits = [solver.add({slot: 1}, -1) for slot in readers]
         chosen = solver.choose([p.slot for p in others], (1, 0)) if all(fits) else None
         found.append({slot for slot, value in (chosen or {}).items() if value})
-    # More writing matrices take precedence over more maps: queries, keys and values write heads.
+    # A larger number of writing matrices has priority over a larger family: queries, keys and
+    # values write heads.
     writers = max(found, key=lambda slots: len(slots & matrices))
     if not writers & matrices:
         writers = {place.slot for place in others} - _gains(others, events)
@@ -178,7 +179,7 @@ def _writers(
 
 
 def _system(equations: Sequence[Equation], change: Change) -> Solver:
-    """The equations for one kind of change; only equations for shares have constants."""
+    """Returns the equations for one kind of change; only equations for shares have constants."""
     solver = Solver(2 if change is Change.SIGN else 0)
     for of in equations:
         if of.change & change:
@@ -187,7 +188,7 @@ def _system(equations: Sequence[Equation], change: Change) -> Solver:
 
 
 def _gains(places: Sequence[Place], events: Sequence[Event]) -> set[int]:
-    """Uses of vectors as factors of unit-wise products."""
+    """Finds the uses of vectors as factors of unit-wise products."""
     factors = {
         slot
         for event in events
@@ -201,7 +202,7 @@ def _gains(places: Sequence[Place], events: Sequence[Event]) -> set[int]:
 def _exponents(
     equations: Sequence[Equation], roles: Mapping[int, Role], change: Change
 ) -> dict[int, int]:
-    """Exponents of scale or sign at every slot that the roles determine."""
+    """Returns the exponents of scale or sign at every slot that the roles determine."""
     solver = _system(equations, change)
     for slot, role in roles.items():
         solver.add({slot: 1}, {"gain": 0, "write": 1, "read": -1}[role])

@@ -92,10 +92,10 @@ class _InfiniteError(Exception):
 
 
 def stacks(traced: ClosedJaxpr, count: int) -> list[Stack]:
-    """Finds the scans that only go along parameters, which nothing else uses.
+    """Finds the scans that iterate over parameters only, which nothing else uses.
 
-    A scan along inputs or numbered steps has a length that parameters do not determine. So has a
-    scan with a result for each step.
+    Excluded are scans along inputs or numbered steps, whose length does not depend on parameters,
+    and scans with a result for each step.
 
     Args:
       traced: The forward pass.

@@ -1,4 +1,4 @@
-"""Rules of primitives that move entries: they add, drop and reorder axes, cut and join."""
+"""Rules of primitives that move entries: reshape, transpose, slice, concatenate and others."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def _reshaped(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _adjacent(labels: Sequence[Label]) -> bool:
-    """Whether labels are neighbours in one fold, or are all outside folds."""
+    """Checks whether labels are neighbours in one fold, or are all outside folds."""
     folded = [label for label in labels if isinstance(label, Face)]
     return not folded or (
         len(folded) == len(labels)
@@ -124,11 +124,11 @@ def runs(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[i
 
 
 def _run(tracer: Tracer, source: Sequence[tuple[Label, int]], target: Sequence[int]) -> list[Label]:
-    """The labels of several axes outside folds, in another shape."""
+    """Returns the labels of several axes outside folds, in another shape."""
     if all(label is None for label, _ in source):
         return [None] * len(target)
     axes: list[Label] = []
-    # A repeated axis stays constant if the factors fit.
+    # A repeated axis stays constant if the factors match.
     rest = list(source)
     for place, size in enumerate(target):
         if size == 1:
@@ -235,7 +235,7 @@ def _taken(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _every(tracer: Tracer, label: Label, start: int, stride: int, old: int, new: int) -> Label:
-    """Every stride-th unit: one of the inner units, if the axis is a product with this number of
+    """Returns every stride-th unit: one inner unit, if the axis is a product with this number of
     inner units.
     """
     assert label is not None
@@ -298,7 +298,7 @@ def _unstacked(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 
 def _common(tracer: Tracer, ins: Sequence[Value], skipped: int = -1) -> list[Label]:
-    """Unified labels of the shared axes of concatenated arrays."""
+    """Unifies the labels of the shared axes of concatenated arrays."""
     axes: list[Label] = []
     for k in range(len(ins[0].axes)):
         if k == skipped:

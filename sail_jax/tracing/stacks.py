@@ -61,14 +61,14 @@ def unstack(params: PyTree, each: Mapping[str, int | Sequence[int]]) -> PyTree:
       params: Any pytree of arrays or ShapeDtypeStructs.
       each: The axis by the path of a leaf, or by a pattern of paths such as "layers/*". With
         several axes, the slices are split again, for example `(0, 1)` for experts in layers. The
-        first matching pattern counts.
+        first matching pattern applies.
 
     Returns:
       The same tree with slices in place of these leaves. Their paths end in their number, such as
       "layers/up/0".
 
     Raises:
-      ValueError: If a pattern matches no leaf, or a leaf lacks the axis.
+      ValueError: If a pattern matches no leaf, or a leaf does not have the axis.
 
     >>> parts = unstack({"up": jnp.zeros((2, 3, 4)), "in": jnp.zeros((5, 3))}, {"up": 0})
     >>> [x.shape for x in parts["up"].slices]
@@ -113,7 +113,7 @@ def stack(parts: PyTree) -> PyTree:
     """Joins the slices of `unstack` again.
 
     Args:
-      parts: A tree with stacks. The slices may have changed, but must have one shape.
+      parts: A tree with stacks. The slices may have changed, but must have the same shape.
 
     Returns:
       The same tree with arrays in place of the stacks.

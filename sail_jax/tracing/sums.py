@@ -53,7 +53,7 @@ def _reduced(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 @rule("argmax", "argmin")
 def _place(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
-    """The number of the largest unit. It moves with the unit, except for ties."""
+    """Returns the number of the largest unit, which moves with the unit, except for ties."""
     (x,), (axis,) = ins, operation(eqn).removed_axes
     for k, label in enumerate(x.axes):
         tracer.algebra.curved(label, x.parametric, scale=k != axis)

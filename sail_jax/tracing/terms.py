@@ -1,11 +1,12 @@
 """Terms describe the permutable structure along one axis of a value.
 
 An axis of eight units may be free, or a product of two heads with four units each, or two
-concatenated blocks. A forward pass reveals this step by step. A term therefore has variables. To
-unify two terms binds the variables of one to parts of the other, as in type inference:
+concatenated blocks. A forward pass reveals this step by step, and a term therefore has variables.
+Unifying two terms binds the variables of one to parts of the other, as in type inference:
 
 - `Variable`: units that may be permuted freely.
-- `Atom`: a variable at one place in the network, with an exponent (see `sail_jax.tracing.algebra`).
+- `Atom`: a variable at one position in the network, with an exponent (see
+  `sail_jax.tracing.algebra`).
 - `Fixed`: units in a fixed order.
 - `Product`: the row-major product of its parts. `Sum`: the concatenation of its parts.
 
@@ -47,11 +48,11 @@ class Variable:
 
 @dataclass(eq=False, slots=True)
 class Atom:
-    """A free variable at one place in the network.
+    """A free variable at one position in the network.
 
     Attributes:
       space: The variable.
-      slot: The number of the unknown exponent at this place.
+      slot: The number of the unknown exponent at this position.
     """
 
     space: Variable
@@ -110,7 +111,7 @@ class Sum:
 
 
 class Fold:
-    """A term that was reshaped to several axes and may still be cut along any of them.
+    """A term that was reshaped to several axes, and may still be cut along any of them.
 
     A matrix of queries, keys and values is often reshaped to (heads, 3, width) and then cut along
     the 3. Its term is then a product of heads and a sum of three parts. An immediate product of
@@ -363,7 +364,7 @@ def _split_product(term: Product, first: int) -> tuple[Term, Term] | None:
 
 
 def _split_sum(term: Sum, rest: int) -> tuple[Term, Term] | None:
-    """Rewrites blocks (a, r), (b, r), ... as ((a + b + ...), r), if all have the same r."""
+    """Rewrites blocks (a, r), (b, r), ... as ((a + b + ...), r), if r is the same for all."""
     if any(part.size % rest for part in term.parts):
         return None
     outer, inner = [], None
@@ -380,9 +381,9 @@ def _split_sum(term: Sum, rest: int) -> tuple[Term, Term] | None:
 
 
 def _same_space(a: Term, b: Term) -> bool:
-    """Binds variables to each other; returns whether both become one free space or are fixed."""
+    """Binds variables; returns whether they become one free space or are both fixed."""
     if atoms(a) or atoms(b):
-        # Two places with separate exponents cannot become one here.
+        # Two positions with separate exponents cannot become one here.
         return resolve(a) is resolve(b)
     align(a, b, "equal blocks")
     return True
@@ -439,14 +440,14 @@ def _no_atoms(space: Variable) -> Atom:
 
 
 def align(a: Term, b: Term, why: str, invariant: Invariant = _no_atoms) -> None:
-    """Unifies two terms, which then have one structure.
+    """Unifies two terms, which then have the same structure.
 
     Args:
       a: A term.
       b: Another term of the same size.
       why: The reason for fixing units if the structures contradict each other.
-      invariant: A function that makes an atom of a space where only the order of units can change.
-        A variable that is unified with atoms is bound to such an atom.
+      invariant: A function that makes an atom for a position where only the order of units can
+        change. A variable that is unified with atoms is bound to such an atom.
     """
     a, b = resolve(a), resolve(b)
     if a is b:
@@ -489,7 +490,7 @@ def _bind(variable: Variable, term: Term, invariant: Invariant) -> None:
 
 
 def _invariant(term: Term, invariant: Invariant) -> Term:
-    """The same term at a place where only the order of its units can change."""
+    """Returns the same term at a position where only the order of its units can change."""
     if isinstance(term, Atom):
         return invariant(term.space)
     if isinstance(term, Product | Sum):
@@ -526,7 +527,7 @@ def _align_sums(a: Sum, b: Sum, why: str, invariant: Invariant) -> None:
 
 
 def _align_blocks(blocks: Sum, other: Term, why: str, invariant: Invariant) -> None:
-    # The places are listed before any refinement.
+    # The positions are listed before any refinement.
     at, places = 0, []
     for part in blocks.parts:
         places.append((part, at, at + part.size))

@@ -106,9 +106,9 @@ def rule(
 ) -> Callable[[Rule], Rule]:
     """Registers a rule for some primitives.
 
-    A `lazy` rule accepts unsettled squares and sums. The result of a `view` rule holds the entries
-    of its operand in another shape. A `numbered` rule uses integers that number units. For all
-    other rules these units are fixed first, because their integers are used in arithmetic.
+    A `lazy` rule accepts unsettled squares and sums. The result of a `view` rule has the entries of
+    its operand in another shape. A `numbered` rule uses integers that number units. For all other
+    rules these units are fixed first, because their integers are used in arithmetic.
     """
 
     def register(function: Rule) -> Rule:
@@ -155,7 +155,7 @@ def dtype_of(variable: Any) -> np.dtype:
 
 
 def is_floating(variable: Any) -> bool:
-    """Checks whether a variable of a jaxpr holds real or complex numbers."""
+    """Checks whether a variable of a jaxpr is real or complex."""
     return jax.numpy.issubdtype(dtype_of(variable), jax.numpy.inexact)
 
 
@@ -167,8 +167,8 @@ def is_key(value: Any) -> bool:
 def constant(array: ArrayLike) -> Value:
     """Describes a constant.
 
-    It counts as varying along every axis. A table of cosines has equal entries for one position,
-    but not for two. A single integer in an array is an index.
+    It is treated as varying along every axis. A table of cosines has equal entries for one
+    position, but not for two. A single integer in an array is an index.
     """
     axes = tuple(None if n == 1 else Fixed(n, "a constant") for n in np.shape(array))
     dtype = jax.numpy.result_type(array)
@@ -213,7 +213,7 @@ def settled(tracer: Tracer, value: Value) -> Value:
 
 
 def joined(tracer: Tracer, value: Value) -> Value:
-    """Joins the parts of a value that were kept separate for a cut, if not all were cut.
+    """Joins the parts of a value that were kept separate for a cut, if some were not cut.
 
     Returns the value with one term for each axis.
     """
@@ -247,7 +247,7 @@ def whole(tracer: Tracer, *values: Value) -> None:
 
 
 def opaque(tracer: Tracer, eqn: JaxprEqn, values: Sequence[Value]) -> list[Value]:
-    """Fixes every axis: the rule for primitives without a rule, correct whatever they compute."""
+    """Fixes every axis: the default for primitives without a rule, correct for any computation."""
     whole(tracer, *values)
     for value in values:
         for label in value.axes:

@@ -1,6 +1,6 @@
-"""Averages of parameters that an optimiser keeps during training.
+"""Averages of parameters that are updated by an optimiser during training.
 
-This module imports optax. `sail_jax` therefore does not import it.
+This module imports optax, so `sail_jax` does not import it.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -24,7 +24,7 @@ class AverageState(NamedTuple):
     Attributes:
       count: The number of updates so far.
       mean: The average in float32 (float64 for parameters in float64), sharded like the parameters.
-        Leaves that are not floating have their newest value.
+        Non-floating leaves have their newest value.
       newer: For "uniform", the mean of the current window; None for other kinds.
       in_mean: The number of iterates in `mean`.
       in_newer: The number of iterates in `newer`.
@@ -48,9 +48,9 @@ def average_params(
     total_steps: int | None = None,
     every: int = 1,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps an average of the parameters next to an optimiser, and passes updates through.
+    """Maintains an average of the parameters next to an optimiser, and passes updates through.
 
-    Put it last in a chain, where params + updates is the next iterate. Put it inside
+    Place it last in a chain, where params + updates is the next iterate, and inside
     `optax.MultiSteps`, which calls it once for each real step. `averaged` reads the average. The
     kinds are:
 
@@ -62,9 +62,9 @@ def average_params(
       average is the newest iterate. During the window, it is the average so far, with the same
       weights. After the window, it does not change.
 
-    An average takes 4 bytes for each parameter, and "uniform" 8. Iterates are added in float32. A
-    mean of n iterates therefore ignores a relative change below n * 1e-7. For more than about 10^4
-    iterates, average every tenth or hundredth iterate with `every`.
+    An average requires 4 bytes per parameter, and "uniform" 8. Iterates are added in float32. A
+    mean of n iterates therefore does not resolve a relative change below n * 1e-7. For more than
+    about 10^4 iterates, average every tenth or hundredth iterate with `every`.
 
     Args:
       kind: The kind of average.
@@ -231,21 +231,21 @@ def _averages(dtype: Any) -> bool:
 
 
 def _wide(x: Array) -> Array:
-    """A copy in float32 or wider, because parameters and state may both be donated."""
+    """Makes a copy in float32 or wider, because parameters and state may both be donated."""
     x = jnp.asarray(x)
     wide = jnp.promote_types(x.dtype, jnp.float32) if _averages(x.dtype) else x.dtype
     return jnp.array(x, wide, copy=True)
 
 
 def _towards(a: Array, x: Array, gain: Float[Array, ""]) -> Array:
-    """a + gain (x - a) in the dtype of a; the newest value for leaves that are not averaged."""
+    """Computes a + gain (x - a) in the dtype of a; x for leaves without an average."""
     if not _averages(a.dtype):
         return jnp.asarray(x, a.dtype)
     return a + gain.astype(jnp.finfo(a.dtype).dtype) * (x.astype(a.dtype) - a)
 
 
 def _like(params: PyTree) -> tuple[Array, ...]:
-    """Arrays with the dtypes of the floating leaves; one array if all are equal."""
+    """Makes arrays with the dtypes of the floating leaves; one array if all are equal."""
     # Arrays instead of names, because a state of only arrays can be saved, sharded and mapped.
     dtypes = [jnp.asarray(x).dtype for x in jax.tree.leaves(params)]
     floating = [dtype for dtype in dtypes if _averages(dtype)] or [jnp.dtype(jnp.float32)]

@@ -5,9 +5,9 @@ Checkpoints theta_0, ..., theta_k are listed oldest first, n = k + 1, with the u
 
     sum_j c_j theta_j = theta_0 + sum_i d_i U_i    where  c_j = d_j - d_{j+1},  d_i = sum_{j>=i} c_j
 
-The average with weights c is therefore the point that the same updates reach when each U_i is
+The average with weights c is therefore the point that the same updates reach if each U_i is
 multiplied by d_i. This holds for given updates of any optimiser. A run with a decayed rate would
-have taken other updates.
+have had other updates.
 """
 
 import math
@@ -102,7 +102,7 @@ def weights_at(
     "uniform" gives every checkpoint the weight 1/n for any steps, in both conventions.
 
     Args:
-      steps: The steps in rising order. Only their distances matter.
+      steps: The steps in increasing order. Only their differences matter.
       shape: The shape; see `weights`.
       at: The convention.
       decay: The factor of "ema" for a mean distance between checkpoints; see `weights`.
@@ -111,7 +111,7 @@ def weights_at(
       The weights, oldest checkpoint first. They are nonnegative and sum to 1.
 
     Raises:
-      ValueError: For steps that do not rise, for an unknown convention, and as in `weights`.
+      ValueError: For steps that do not increase, for an unknown convention, and as in `weights`.
 
     >>> weights_at([100, 200, 400], "linear").round(3).tolist()
     [0.222, 0.444, 0.333]
@@ -136,7 +136,7 @@ def weights_at(
 
 
 def _decayed(shape: Shape, x: Vector, n: int, decay: float | None) -> tuple[Vector, Vector]:
-    """The shape f at positions x of a run with n checkpoints, and its integral F from 0."""
+    """Computes the shape f at positions x of a run of n checkpoints, and its integral F."""
     if shape == "cosine":
         return (1 + np.cos(math.pi * x)) / 2, (x + np.sin(math.pi * x) / math.pi) / 2
     if shape == "1-sqrt":
@@ -162,7 +162,7 @@ def weights_of(factors: Sequence[float] | np.ndarray) -> Vector:
 
     Returns:
       The weights c_j = d_j - d_{j+1}, which sum to 1. They are nonnegative if the factors do not
-      rise.
+      increase.
 
     Raises:
       ValueError: Unless the factors are finite numbers, and the first is 1.

@@ -1,4 +1,4 @@
-"""The pages on adding a study, a benchmark and a data set: their files are put in place and run."""
+"""The pages on adding a study, a benchmark and a data set: their files are created and run."""
 
 import contextlib
 import importlib
@@ -39,7 +39,7 @@ def put(page, root, monkeypatch):
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """The study's folder is the only one: what finds studies finds it by its name."""
+    """Makes the study's folder the only one, so that it is found by its name."""
     with put("add_a_study.md", tmp_path, monkeypatch) as experiments:
         monkeypatch.setattr(registry, "FOLDER", experiments / "studies")
         registry.studies.cache_clear()

@@ -1,4 +1,4 @@
-"""Adapters with the keys and entries that PEFT 0.21 writes, and the models that they stand for.
+"""Adapters with the keys and entries that PEFT 0.21 writes, and the models that they represent.
 
 Each case writes a folder `base` and a folder `adapter` with NumPy alone, and returns the tensors of
 the adapted model in float64, from the definitions. `.ci/peers` gives the same folders to the real
@@ -41,13 +41,13 @@ class Case(NamedTuple):
     """An adapter and its base.
 
     Attributes:
-      what: One sentence for people.
+      what: A description in one sentence.
       base: Writes the tensors and the config of the base.
-      config: What a LoraConfig is given.
+      config: The arguments of the LoraConfig.
       build: Adds the adapter's tensors.
-      written: Entries that PEFT writes otherwise than they were given.
+      written: Entries that PEFT writes differently from the arguments.
       rows: The rows of the vocabulary while the adapter was trained.
-      says: What the adapted model's config says, where it differs.
+      says: Differing entries in the adapted model's config.
     """
 
     what: str
@@ -60,7 +60,8 @@ class Case(NamedTuple):
 
 
 class Built(NamedTuple):
-    """What a case wrote: the tensors of base and adapter, the adapted ones in float64, configs."""
+    """The output of a case: the tensors of base and adapter, the adapted ones in float64,
+    configs."""
 
     base: dict[str, np.ndarray]
     adapter: dict[str, np.ndarray]
@@ -70,7 +71,7 @@ class Built(NamedTuple):
 
 
 class Builder:
-    """Collects the tensors of a base and of its adapter, and what they are together."""
+    """Collects the tensors of a base, of its adapter, and of the adapted model."""
 
     def __init__(self, seed: int = 0) -> None:
         self.random = np.random.default_rng(seed)
@@ -130,7 +131,7 @@ class Builder:
         return array
 
     def rows(self, module: str, rows: list[int], start: np.ndarray | None = None) -> np.ndarray:
-        """Rows that were trained alone."""
+        """Adds single rows that were trained."""
         total = self.start(module, start)
         delta = self.normal(len(rows), total.shape[1])
         total[rows] = self.put(f"{module}.token_adapter.trainable_tokens_delta", delta)
@@ -184,7 +185,7 @@ def classifier(b: Builder) -> None:
 
 
 def gpt2(b: Builder, prefix: str = "transformer.") -> None:
-    """Without the prefix as files on the hub have it: saved without the head."""
+    """Without the prefix, as in files on the Hub that were saved without the head."""
     d = WIDTH
     p = prefix
     b.base = {f"{p}wte.weight": b.normal(ROWS, d), f"{p}wpe.weight": b.normal(64, d)}
@@ -494,7 +495,7 @@ def biases(b: Builder) -> None:
 def of_experts(
     b: Builder, files: str = "mlp", names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
 ) -> None:
-    """Of gate_up_proj within, of down_proj around it."""
+    """Adapts gate_up_proj inside and down_proj around it."""
     q(b)
     for i in range(2):
         p, at = f"model.layers.{i}.mlp.experts", f"model.layers.{i}.{files}.experts"

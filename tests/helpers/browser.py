@@ -11,7 +11,7 @@ import pytest
 
 
 def chromium():
-    """The browser's path. Without one a test is skipped, or fails where CI=true."""
+    """The browser's path. Without a browser, a test is skipped, or fails if CI=true."""
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:

@@ -1,41 +1,42 @@
-"""Cells of a parametrised test, not all of which are quick.
+"""Cells of parametrised tests, of which only some are quick.
 
-Quick are the reference of every method, and every format and claim. Of laws, which hold for many
-subjects, one diagonal is quick, chosen by the places in the lists: each law meets some subjects,
-and each subject some law. A new one comes last, and leaves the others where they are."""
+The reference of every method, and every format and claim, are quick. For laws that hold for many
+subjects, one diagonal is quick, chosen by the positions in the lists, so that each law is tested on
+some subjects and each subject with some law. New entries are appended, which does not change the
+others."""
 
 import pytest
 
 
 def soak_unless(quick, *values):
-    """A cell with these values: a soak test if it is not quick."""
+    """Makes a cell with these values: a soak test if it is not quick."""
     return pytest.param(*values, marks=[] if quick else pytest.mark.soak)
 
 
 def slow_unless(quick, *values):
-    """A cell with these values: a slow test if it is not quick."""
+    """Makes a cell with these values: a slow test if it is not quick."""
     return pytest.param(*values, marks=[] if quick else pytest.mark.slow)
 
 
 def slow(*values):
-    """Slow cells, one for each value."""
+    """Makes slow cells, one for each value."""
     return [slow_unless(False, value) for value in values]
 
 
 def soak(*values):
-    """Soak cells, one for each value."""
+    """Makes soak cells, one for each value."""
     return [soak_unless(False, value) for value in values]
 
 
 def chosen(values, *quick):
-    """A cell for each value: slow but for the chosen ones."""
+    """Makes a cell for each value: slow except for the chosen ones."""
     unknown = [value for value in quick if value not in values]
     assert not unknown, unknown
     return [slow_unless(value in quick, value) for value in values]
 
 
 def diagonal(laws, subjects):
-    """All pairs: cell (i, j) is quick where i and j are equal modulo the length of the shorter."""
+    """All pairs: cell (i, j) is quick if i and j are equal modulo the shorter length."""
     n = min(len(laws), len(subjects))
     return [
         slow_unless(i % n == j % n, law, subject)

@@ -1,4 +1,4 @@
-"""Breadcrumbs, DELLA, SCE, RAM and their kin once more: NumPy, loops, sorting, float64.
+"""Independent implementations of Breadcrumbs, DELLA, SCE, RAM and others, in NumPy with float64.
 
 Signatures: `method(models, base, weights, key_words, **options)`, of dictionaries path -> array.
 """

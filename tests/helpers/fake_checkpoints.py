@@ -12,7 +12,7 @@ WIDTH, INNER = 4, 6
 
 
 class Array:
-    """A Tensor over a NumPy array that notes what is read of it: (start, count) each."""
+    """A Tensor over a NumPy array that records its reads as (start, count)."""
 
     def __init__(self, name, array, source="memory"):
         self.name, self.array, self.source = name, np.asarray(array), source
@@ -42,7 +42,7 @@ class Fake(Checkpoint):
 
 
 def entries(tensor):
-    """All entries of a Tensor, read in three pieces."""
+    """Returns all entries of a Tensor, read in three pieces."""
     out = np.empty(int(np.prod(tensor.shape)), tensor.dtype)
     a, b = out.size // 3, out.size // 2 + 1
     for start, stop in ((0, a), (a, b), (b, out.size)):
@@ -54,7 +54,7 @@ def entries(tensor):
 def llama(
     path, seed=0, layers=2, vocab=10, tied=False, dtype=ml_dtypes.bfloat16, prefix="", **more
 ):
-    """A checkpoint with the names and shapes of a Llama, of entries that differ with the seed."""
+    """Makes a checkpoint with the names and shapes of a Llama, with entries by the seed."""
     rng = np.random.default_rng(seed)
     shapes = {"model.embed_tokens.weight": (vocab, WIDTH)}
     for i in range(layers):
@@ -71,7 +71,7 @@ def llama(
 
 
 def beside(fake, folder, **documents):
-    """Writes JSON documents beside a fake: config={...}, tokenizer={...}, ..."""
+    """Writes JSON documents next to a fake: config={...}, tokenizer={...}, ..."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, document in documents.items():
         file = folder / f"{name}.json"

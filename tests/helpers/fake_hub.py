@@ -1,4 +1,4 @@
-"""A Hub on this machine, which answers what huggingface_hub asks to find and get a model."""
+"""A local Hub that answers the requests of huggingface_hub to find and download a model."""
 
 import contextlib
 import hashlib
@@ -15,7 +15,7 @@ class FakeHub:
       models: The files of each revision of each model, by name.
       refused: The status and the code of an error, by model, by model and file, or by model and
         "files" for all of its files.
-      held: A file that is sent by half only; then the server waits.
+      held: A file of which only half is sent; then the server waits.
       asked: The method and the path of each request, in order.
     """
 
@@ -27,12 +27,12 @@ class FakeHub:
         return hashlib.sha1(repr(sorted(self.models[name][revision].items())).encode()).hexdigest()
 
     def got(self):
-        """The names of the files that were sent."""
+        """Returns the names of the sent files."""
         sent = (path for method, path in self.asked if method == "GET" and "/resolve/" in path)
         return {path.rpartition("/")[2] for path in sent}
 
     def answer(self, path):
-        """The status, headers and content that a path gets."""
+        """Returns the status, headers and content for a path."""
         of_model = path.removeprefix("/api/models")
         parts = [unquote(part) for part in of_model.strip("/").split("/")]
         name, (what, *rest) = "/".join(parts[:2]), parts[2:] or ("",)

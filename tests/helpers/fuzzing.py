@@ -1,4 +1,4 @@
-"""Seeded mutations of what a program reads, and what must not happen while it reads them."""
+"""Seeded mutations of a program's inputs, and checks of its behaviour on them."""
 
 import collections
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from sail_jax.cli import main as cli
 from sail_jax.cli.progress import LONGEST
 
-# Of the processor, so that what else it does counts not; of a clock, for what waits; bytes.
+# CPU time, which excludes other processes; wall time, for waits; bytes.
 SECONDS, WAITING, MEMORY = 5, 60, 10**9
 
 PIECES = (
@@ -56,7 +56,7 @@ VALUES = (
 
 
 class Mutations(random.Random):
-    """Draws from a seed; without one nothing is changed, and the first of all choices is taken."""
+    """Draws from a seed; without one, nothing is changed, and the first choice is used."""
 
     def __init__(self, seed: str | None) -> None:
         super().__init__(seed)
@@ -70,7 +70,7 @@ class Mutations(random.Random):
         return not self.identity and self.random() < share
 
     def bytes_of(self, data: bytes, first: int = 0) -> bytes:
-        """With a few bytes from `first` on replaced, inserted, removed, moved or cut off."""
+        """Replaces, inserts, removes, moves or truncates a few bytes from `first` on."""
         found = bytearray(data)
         for _ in range(0 if self.identity else self.randint(1, 3)):
             at = self.randint(min(first, len(found)), len(found))
@@ -90,7 +90,7 @@ class Mutations(random.Random):
         return bytes(found)
 
     def tree_of(self, tree: Any) -> Any:
-        """With some of its parts, drawn at random, replaced, renamed, removed or added."""
+        """Replaces, renames, removes or adds some random parts of a tree."""
         for _ in range(0 if self.identity else self.choice((1, 1, 1, 2, 3))):
             tree = self._changed(tree)
         return tree
@@ -113,7 +113,7 @@ class Mutations(random.Random):
         return dict(items) if isinstance(node, dict) else [value for _, value in items]
 
     def _near(self, value: Any) -> Any:
-        """Something of the same kind."""
+        """Returns a value of the same kind."""
         if isinstance(value, str):
             return self.bytes_of(value.encode(errors="replace")).decode(errors="replace")
         if isinstance(value, int | float):
@@ -121,13 +121,13 @@ class Mutations(random.Random):
         return value
 
     def json_of(self, tree: Any) -> bytes:
-        """A document whose tree, or text, is changed."""
+        """Changes the tree or the text of a document."""
         if self.often(0.7) or self.identity:
             return json.dumps(self.tree_of(tree)).encode()
         return self.bytes_of(json.dumps(tree).encode())
 
     def words_of(self, words: list[str]) -> list[str]:
-        """A command line with some of its words replaced, removed, repeated or added."""
+        """Replaces, removes, repeats or adds some words of a command line."""
         words = list(words)
         for _ in range(0 if self.identity else self.randint(1, 2)):
             at = self.randint(0, len(words))
@@ -145,11 +145,11 @@ class Mutations(random.Random):
 
 
 class HangError(BaseException):
-    """No `Exception`, as the code under test may turn those into answers."""
+    """Not an `Exception`, because the code under test may handle those."""
 
 
 class WrongError(Exception):
-    """An answer that is not the right one, or an error that is not said as it should be."""
+    """A wrong answer, or an error with a wrong message."""
 
 
 def refused(error: Exception) -> None:
@@ -188,7 +188,7 @@ class Fault(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What became of the inputs of one target."""
+    """Counts the outcomes of the inputs of one target."""
 
     target: str
     tried: int
@@ -234,7 +234,7 @@ def fuzz(target: str, attempt: Callable[[Mutations], bool], seeds: range) -> Tal
 
 
 def told(faults: list[Fault]) -> str:
-    """The faults that differ, each with its first seed."""
+    """Lists distinct faults, each with its first seed."""
     different: dict[tuple[str, str], list[int]] = {}
     for fault in faults:
         different.setdefault((fault.kind, fault.what), []).append(fault.seed)
@@ -277,7 +277,7 @@ def _peak() -> int:
 
 
 def _reset_peak() -> int:
-    """Forgets the largest memory so far; what is held now."""
+    """Resets the peak memory; returns the current memory."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
@@ -285,8 +285,9 @@ def _reset_peak() -> int:
 
 @contextlib.contextmanager
 def little_memory() -> Iterator[None]:
-    """At most `MEMORY` more of address space than now, so that what is claimed and never touched
-    counts too. Not for code that starts threads or compiles: these reserve much."""
+    """Allows at most `MEMORY` more address space, including memory that is reserved and
+    never used. It is not suitable for code that starts threads or compiles, which reserves
+    much memory."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,4 +1,4 @@
-"""Interpolation and means on spheres once more: NumPy, float64, vectors of whole tensors or rows.
+"""Independent implementations of interpolation and means on spheres, in NumPy with float64.
 
 Independent of the package's form: no Gram matrices and no coefficients but the vectors themselves.
 """

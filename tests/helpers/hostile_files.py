@@ -1,5 +1,5 @@
-"""Files and texts whose parts are drawn by their grammar: mostly right, some with one part that no
-right file has. `fuzzing` mutates bytes and trees, which seldom leaves what is read that deep."""
+"""Files and texts whose parts are drawn from their grammar: mostly valid, some with one
+invalid part. `fuzzing` mutates bytes and trees, which rarely reaches this depth."""
 
 import collections
 import io
@@ -32,7 +32,7 @@ def view(storage, shape, strides, offset):
         return ...
     if 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + offset > storage.size:
         return None
-    if math.prod(shape) > 10_000:  # repeated without end: it may be refused
+    if math.prod(shape) > 10_000:  # repeated without limit, so it may be rejected
         return ...
     places = [offset + sum(map(int.__mul__, strides, at)) for at in np.ndindex(*shape)]
     return storage[np.array(places, int)].reshape(shape)
@@ -93,7 +93,8 @@ _ODD = (
 
 
 def npz_members(m):
-    """The bytes of an archive of arrays, whose headers may state another type, shape or length."""
+    """Returns the bytes of an archive of arrays, whose headers may state a wrong type,
+    shape or length."""
     buffer = io.BytesIO()
     packed = zipfile.ZIP_DEFLATED if m.often(0.4) else zipfile.ZIP_STORED
     with zipfile.ZipFile(buffer, "w", packed) as file:
@@ -124,7 +125,7 @@ def npz_members(m):
 
 
 def msgpack_tree(m, depth=0):
-    """A tree as flax writes them, of keys that mean something to its reader."""
+    """Makes a tree in flax's form, with keys that have a meaning for its reader."""
     if m.identity:
         return {"a": np.ones(3, np.float32)}
     if depth == 0 or (depth < 4 and m.often(0.45)):
@@ -143,7 +144,7 @@ def msgpack_tree(m, depth=0):
 
 
 def msgpack_bytes(tree):
-    """The bytes that flax writes for a tree; None if it refuses it."""
+    """Returns the bytes that flax writes for a tree; None if flax rejects it."""
     try:
         return flax.serialization.msgpack_serialize(tree)
     except Exception:
@@ -199,7 +200,7 @@ _WORDS = (
 
 
 def recipe_text(m, trees):
-    """A recipe as YAML, with other letters, numbers, tags, aliases of aliases, or endings."""
+    """Makes a recipe in YAML with unusual letters, numbers, tags, nested aliases, or endings."""
     text = yaml.safe_dump(m.one(trees), sort_keys=False)
     for _ in range(0 if m.identity else m.one((1, 1, 2, 4))):
         lines = text.split("\n")

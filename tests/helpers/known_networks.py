@@ -55,7 +55,7 @@ def hugging_face(name):
     rules = family.rules(config)
 
     def apply(sizes):
-        # the number of heads is all that a forward pass needs to be told
+        # a forward pass only requires the number of heads
         told = tuple(s for s in rules.settings if "head" in s[0].rpartition(".")[2])
         new = rules._replace(settings=told).resized(config, sizes)
         return jax.jit(lambda params, x: family.outputs(params, new, x))
@@ -102,7 +102,7 @@ def flax_model(name):
     like = jax.eval_shape(module(lambda _, n: n).init, key, inputs)
 
     def draw(path, x):
-        """Nothing at its initial zero or one: a mistake would not show."""
+        """Draws parameters without initial zeros and ones, which would hide mistakes."""
         drawn = weights(jax.tree_util.keystr(path), x.shape)
         return 1 + 0.3 * np.abs(drawn) if path[-1].key in ("scale", "var") else drawn
 

@@ -1,4 +1,4 @@
-"""What makes many small programs of JAX cheaper, in the tests and in processes that they start."""
+"""Reduces the cost of many small JAX programs, in tests and in processes that they start."""
 
 import contextlib
 import functools
@@ -27,9 +27,9 @@ def one_context() -> None:
 
 @contextlib.contextmanager
 def kept():
-    """What is made in the block stays to the end, so the garbage collector does not look through
-    it, neither now nor in later rounds, of which there are fewer than usual: in each, JAX looks
-    through its arrays, too."""
+    """Objects created in the block live until the end, so the garbage collector ignores them now
+    and later. It also runs less often than usual, because JAX goes through its arrays in each run.
+    """
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""What tests of merges share: how a method is made, and tensors in memory read like files."""
+"""Helpers for tests of merges: making a method, and tensors in memory read like files."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ REQUIRED = {"slerp": {"t": 0.3}, "nearswap": {"t": 0.5}}
 
 def each_method(names=NAMES, quick=KINDS, slow=()):
     """Parametrises over methods: some quick, some slow, the rest soak."""
-    import pytest  # here: processes whose memory is measured have no use for it
+    import pytest  # imported here, since processes whose memory is measured do not need it
 
     def mark(name):
         return [] if name in quick else pytest.mark.slow if name in slow else pytest.mark.soak
@@ -28,7 +28,7 @@ def each_method(names=NAMES, quick=KINDS, slow=()):
 
 
 def make(name, **options):
-    """The merge of a method, with a key if it draws, and what else it cannot do without."""
+    """Makes the merge of a method, with a key if it is random, and other required arguments."""
     options = {**REQUIRED.get(name, {}), **options}
     if "key" in methods.options_of(name):
         options.setdefault("key", KEY)
@@ -58,13 +58,13 @@ def flat(merged):
 
 
 def as_many(merge, models):
-    """As many of the models as a merge takes."""
+    """Returns as many of the models as a merge accepts."""
     least, most = merge.models
     return models[: max(least, min(len(models), most or len(models)))]
 
 
 def compilations(caplog, f):
-    """What XLA says it compiled for a call."""
+    """Returns XLA's log of compilations for a call."""
     caplog.clear()
     with jax.log_compiles(True):
         jax.block_until_ready(f())
@@ -111,7 +111,7 @@ def works(merge, models, base, weights=None, dtype=None):
 
 
 def streamed(merge, models, base, weights=None, limits=TWO, *, dtype=None, finished=(), **options):
-    """The merged tensors, flat, and what was measured of them."""
+    """Returns the merged tensors, flat, and their measurements."""
     sink = Sink(finished)
     records = execute(works(merge, models, base, weights, dtype), sink, limits, **options)
     return sink.tensors, records

@@ -1,4 +1,4 @@
-"""The merging methods once more, from the papers' formulas: NumPy, loops, sorting, float64.
+"""Independent implementations of merging methods from the papers' formulas, in NumPy with float64.
 
 Models are flat dictionaries path -> array. Only the deltas are rounded to float32 first, as they
 are stated to be, so that ties and thresholds mean the same; everything after is float64.

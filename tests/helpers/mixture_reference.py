@@ -33,7 +33,7 @@ def mixed(x, router, experts, used, normalised):
 
 
 def run(params, config, tokens):
-    """What each layer reads, `[layer, time, width]`, and the logits, for one text."""
+    """Computes the inputs of each layer, `[layer, time, width]`, and the logits, for one text."""
     p = {name: np.asarray(x, np.float64) for name, x in params.items()}
     heads, shared = config["num_attention_heads"], config["num_key_value_heads"]
     # Granite states these four numbers; others divide products by the root of a head's size.

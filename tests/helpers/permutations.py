@@ -8,7 +8,7 @@ from sail_jax.tracing.values import Value, settled
 
 
 def free(labels, letters):
-    """What is free of some labels, as a word: a letter for each space, "_" for an order."""
+    """Describes the free parts of labels as a word: a letter for each space, "_" for an order."""
 
     def word(label):
         term = resolve(label)
@@ -25,7 +25,7 @@ def free(labels, letters):
 def labelled(jaxpr, *arrays):
     """Labels of arrays whose axes are all free, the same as values, and what a jaxpr makes of it.
 
-    The last is the interpreter that carried it out.
+    The last item is the interpreter that was run.
     """
     labels = [tuple(Variable(n) for n in np.shape(x)) for x in arrays]
     interpreter = Interpreter()
@@ -38,7 +38,7 @@ def labelled(jaxpr, *arrays):
 
 
 def place(label, size, orders):
-    """For each new position of an axis the old one, when free units are put in these orders."""
+    """Returns the old position for each new one of an axis whose free units are in these orders."""
     if label is None:
         return np.arange(size)
     term = resolve(label)
@@ -57,7 +57,7 @@ def place(label, size, orders):
 
 
 def moved(x, value, orders):
-    """An array whose axes are permuted, and whose integers number units that were."""
+    """Permutes the axes of an array, and renumbers its integers if they number units."""
     x = np.asarray(x)
     for k, label in enumerate(value.axes):
         x = np.take(x, place(label, x.shape[k], orders), axis=k)
@@ -67,7 +67,7 @@ def moved(x, value, orders):
 
 
 def orders_of(rng, labels):
-    """An order for each free part, never the one that changes nothing."""
+    """Draws an order for each free part, never the identity."""
     orders = {}
     for label in labels:
         for leaf in leaves(label):

@@ -1,4 +1,4 @@
-"""What is wrong with a drawn figure: texts that overlap or leave it, legends that cover data."""
+"""Finds flaws of a drawn figure: texts that overlap or leave it, legends that cover data."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ SMALLEST = 8  # points
 
 
 def texts(figure: Figure) -> Iterator[tuple[str, Text]]:
-    """What can be read in a drawn figure, with where it stands."""
+    """Returns the texts of a drawn figure, with their positions."""
     shown = {text for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) for text in _ticks(axis)}
     hidden = {
         text
@@ -28,7 +28,7 @@ def texts(figure: Figure) -> Iterator[tuple[str, Text]]:
 
 
 def _visible(artist) -> bool:
-    """Whether an artist and the axes that it stands in are drawn."""
+    """Checks whether an artist and its axes are drawn."""
     return artist.get_visible() and (artist.axes is None or artist.axes.get_visible())
 
 
@@ -57,7 +57,7 @@ def flaws(figure: Figure) -> list[str]:
         np.array([corner(box) for _, box, _ in named]).reshape(-1, 2)
         for corner in (lambda box: box.min, lambda box: box.max)
     )
-    # Of every two boxes. They have margins: letters touch only if more than a pixel is shared each
+    # For every two boxes. They have margins: letters touch only if more than a pixel is shared each
     # way.
     shared = np.minimum(high[:, None], high) - np.maximum(low[:, None], low)
     for i, j in np.argwhere(np.tril((shared > 1).all(-1), -1)):

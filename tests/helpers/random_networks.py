@@ -1,4 +1,4 @@
-"""Random small networks, and how many units of their parameters the one who made them knows free.
+"""Random small networks, with the known free units of their parameters.
 
 A network is a stream of some width through a few blocks, each drawn from a list: dense layers with
 different activations and norms, gated units, attention with and without rotary positions and shared
@@ -19,7 +19,7 @@ class Network(NamedTuple):
     Attributes:
       apply: The network, of parameters and inputs `[batch, length, 3]`.
       params: Its parameters.
-      free: Pairs of a path and an axis that its maker knows to be free, at least in part.
+      free: Pairs of a path and an axis that is known to be at least partly free.
       blocks: What it is made of, for messages.
       apart: Groups of such pairs, the axes of slices of one stack. No two of a group are in one
         space.
@@ -112,7 +112,7 @@ def random_network(seed: int) -> Network:
     """Draws a network.
 
     Args:
-      seed: The seed; it decides everything.
+      seed: The seed, which determines everything.
 
     Returns:
       The network.

@@ -1,10 +1,10 @@
-"""Runs a command that must be refused."""
+"""Runs a command that must be rejected."""
 
 from sail_jax.cli import main as cli
 
 
 def refused(capsys, *argv):
-    """The one line of error of a command."""
+    """Returns the one-line error of a command."""
     capsys.readouterr()
     code = cli.main(list(map(str, argv)))
     captured = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""A process that runs commands again and again, and fails when bytes differ or nothing moves.
+"""A process that runs commands repeatedly, and fails if bytes differ or there is no progress.
 
 `python repeated_commands.py FOLDER CORES THREADS TIMES NAME...` prints the name of each command and
 a digest of its output. If a run takes longer than LIMIT seconds, it prints the stack of each thread

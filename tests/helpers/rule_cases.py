@@ -1,4 +1,5 @@
-"""Small functions for each rule: what is computed, of which shapes, and how much must stay free."""
+"""Small functions for each rule: the computation, the shapes, and the parts that must
+remain free."""
 
 from typing import Any, NamedTuple
 
@@ -19,7 +20,8 @@ class Case(NamedTuple):
       f: The function.
       shapes: The shapes of its arguments.
       free: The free parts of the arguments' axes after the forward pass, "_" for fixed ones: one
-        word per axis, in which a letter is a space. Pins what is kept, not only that it is right.
+        word per axis, in which a letter is a space. Pins the exact result, not only its
+        correctness.
     """
 
     f: Any

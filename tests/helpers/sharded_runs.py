@@ -14,7 +14,7 @@ CUSTOM = {"scan_layers": True}
 
 
 def placed(tree, mesh):
-    """Matrices are spread over their last axis or their first, all else is everywhere."""
+    """Matrices are sharded along their last or first axis, and everything else is replicated."""
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -47,7 +47,7 @@ def values(seed, shapes):
 
 
 def states():
-    """The abstract state of each kind of run, by name; the items of a step for Tunix."""
+    """Returns the abstract state of each kind of run, by name; the items of a step for Tunix."""
     import jax
     import jax.numpy as jnp
     import optax
@@ -83,7 +83,7 @@ def states():
 
 
 def manager(folder, items, **options):
-    """The manager of a run whose steps have these items."""
+    """Makes the manager of a run whose steps have these items."""
     import orbax.checkpoint as ocp
 
     return ocp.CheckpointManager(folder, item_names=tuple(items), **options)
@@ -95,7 +95,7 @@ def save(folder):
     import orbax.checkpoint as ocp
 
     mesh = jax.make_mesh((4,), ("x",))
-    # between them all ways in which orbax stores arrays
+    # together they cover all ways in which orbax stores arrays
     ways = {
         "linen": {},
         "nnx": {"use_ocdbt": False},
@@ -118,7 +118,7 @@ def save(folder):
 def restore(folder):
     """Restores each average as a trainer does; prints the names of those that are right.
 
-    They are beside the runs, named as by default, and have the weights `WEIGHTS`.
+    They are next to the runs, with their default names and the weights `WEIGHTS`.
     """
     import jax
     import numpy as np

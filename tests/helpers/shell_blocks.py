@@ -3,7 +3,7 @@
 A block begins with ```sh. The block with ```text below it has its output. HTML comments directly
 above a fence, which no reader sees, change what happens:
 
-- `<!-- not run: REASON -->`: the block needs what a test cannot have.
+- `<!-- not run: REASON -->`: the block requires something that is not available in tests.
 - `<!-- soak -->`: only the soak tests run the block, since it takes long.
 - `<!-- with: COMMANDS -->`: commands that run before the block, such as those that make its files.
 - `<!-- test -->`: `.ci/run` runs the block.
@@ -67,9 +67,9 @@ def blocks(page: str, languages: Collection[str] = ("sh",)) -> list[Block]:
 def shows(output: Output, printed: str) -> bool:
     """Compares what a page shows with what was printed.
 
-    The words of the page must appear in the print, one after the other. Spaces and line ends do
-    not count, and `...` stands for any text. Numbers may differ by one in their last digit, since
-    rounding depends on the processor; any number will do if the page's numbers vary.
+    The words of the page must appear in the output in order. White space is ignored, and `...`
+    matches any text. Numbers may differ by one in their last digit, since rounding depends on the
+    processor; any number will do if the page's numbers vary.
     """
     words = output.text.split()
     pattern = re.compile(r"\s+".join(map(_pattern, words)), re.S)
@@ -92,7 +92,7 @@ def _pattern(word: str) -> str:
 
 
 def _near(wanted: str, got: str) -> bool:
-    """Whether two numbers differ by at most one in the last digit that the page shows."""
+    """Checks whether two numbers differ by at most one in the last digit shown on the page."""
     digits, _, power = wanted.replace(",", "").partition("e")
     decimals = len(digits.partition(".")[2])
     unit = 10.0 ** (int(power or 0) - decimals) if "." in digits or power else 0.0
@@ -115,10 +115,11 @@ sys.exit(code)
 
 
 class Shell:
-    """A shell in which `sail-jax` is a call of this process.
+    """A shell in which `sail-jax` runs in this process.
 
-    A process of its own would import and compile for a second what this process has already.
-    Folders of networks that `sail-jax examples` trains are kept, and copied for the next page.
+    A separate process would spend a second on imports and compilation that this process has already
+    done. Folders of networks that `sail-jax examples` trains are kept, and copied for the next
+    page.
 
     Args:
       folder: The folder in which code runs.

@@ -1,4 +1,4 @@
-"""Weights by their names, and inputs to run small networks on: the same in every program."""
+"""Weights by name, and inputs for small networks, which are the same in every program."""
 
 import zlib
 
@@ -9,7 +9,7 @@ IMAGES = np.random.default_rng(0).standard_normal((2, 3, 8, 8)).astype(np.float3
 
 
 def weights(name, shape):
-    """Of a tensor, by its name; norm scales around one."""
+    """Draws the weights of a tensor by its name; norm scales are around one."""
     x = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
     if len(shape) < 2:
         norm = "norm" in name.lower() or "ln_" in name or "layrnorm" in name

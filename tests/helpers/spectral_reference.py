@@ -1,4 +1,5 @@
-"""Merging by singular vectors once more: NumPy, float64, full decompositions, loops.
+"""Independent implementations of merging by singular vectors, in NumPy with float64 and full
+decompositions.
 
 Each takes the list of deltas of one matrix [out, in], which may have low rank: projectors onto what
 is there, instead of singular vectors that are not.
@@ -80,7 +81,8 @@ def wudi(deltas, steps=300, rate=1e-5):
 
 
 def opcm(leaves, alpha=0.5):
-    """As published, model after model with its factors lambda; leaves: lists of deltas by path."""
+    """Merges as published, model after model with factors lambda; leaves: lists of deltas
+    by path."""
     tasks = len(next(iter(leaves.values())))
     norm = lambda tree: math.sqrt(sum(np.sum(x**2) for x in tree.values()))  # noqa: E731
     norms = [norm({p: d[k] for p, d in leaves.items()}) for k in range(tasks)]

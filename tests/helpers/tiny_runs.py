@@ -38,7 +38,7 @@ STUDIES = [
 
 
 class TinyRun(NamedTuple):
-    """What the preset `tiny` gives: shared, so that whoever changes it copies it first."""
+    """The result of the preset `tiny`. It is shared, so copy it before changing it."""
 
     dataset: xr.Dataset
     stages: dict[str, dict[str, Any]]  # the arrays of each, by its name
@@ -46,7 +46,7 @@ class TinyRun(NamedTuple):
 
 @functools.cache
 def tiny_run(name: str) -> TinyRun:
-    """The run of one worker is read by the others: most of its time is compiling."""
+    """A run by one worker is read by the others, because most of its time is compilation."""
     stored = Path(os.environ["TINY_RUNS"]) / f"{name}.pickle"
     if stored.exists():
         return pickle.loads(stored.read_bytes())

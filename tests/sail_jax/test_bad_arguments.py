@@ -1,4 +1,4 @@
-"""Arguments of a wrong type are refused in one line that names them, close to the caller."""
+"""Arguments of a wrong type raise a one-line error with their name, close to the caller."""
 
 import traceback
 

@@ -1,4 +1,4 @@
-"""What commands keep for one another: whole or not at all, and of a bounded size."""
+"""The shared cache of commands: entries are written atomically, and its size is bounded."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What arguments are turned into."""
+"""Conversion of arguments."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from sail_jax.checks import as_array, nearest
 
 @pytest.mark.parametrize("shift", [0, 16])
 def test_arrays_of_numpy_are_copied(shift):
-    """Also where XLA could take their memory as it is: at a multiple of 64 bytes."""
+    """Also if XLA could use their memory directly: at a multiple of 64 bytes."""
     memory = np.zeros(4096 + 128, np.uint8)
     start = -memory.ctypes.data % 64 + shift
     view = memory[start : start + 4096].view(np.float32)
@@ -33,7 +33,7 @@ def test_arrays_are_what_jax_makes_of_them():
         ("hiden.1", ["head", "hidden.0", "hidden.1"], ["hidden.1", "hidden.0"]),
         ("cifar", ["digits", "cifar-10", "cifar-100"], ["cifar-10", "cifar-100"]),
         ("head", ["ahead", "lm_head"], ["ahead", "lm_head"]),
-        # Of these, `difflib` calls each near.
+        # `difflib` considers each of these close.
         ("dense", ["ties", "dare"], []),
         ("sharpness", ["sparseness", "happiness"], []),
         ("--rank", ["--random-seed", "--plan", "--threads"], []),

@@ -93,7 +93,7 @@ def test_a_module_of_its_own_names_alone():
 
 
 def test_no_former_name_outlives_its_release():
-    """What is refused here goes: its line in the code, and this test passes again."""
+    """If this test fails, remove the former name from the code."""
     for module in pkgutil.iter_modules(sail_jax.__path__, "sail_jax."):
         importlib.import_module(module.name)
     assert "theory.deep_linear.fine_tune_risk" in UNTIL

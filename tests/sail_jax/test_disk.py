@@ -1,4 +1,4 @@
-"""Files and folders that others may have laid out: nothing is written through them."""
+"""Files and folders that others may have prepared: nothing is written through them."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_a_planted_temporary_file_is_not_written_through(tmp_path):
 
 
 def test_a_folder_of_others_keeps_nothing_for_commands(tmp_path, monkeypatch):
-    """What lies there decides what is computed, and programs that lie there are executed."""
+    """Files in it affect the results, and programs in it are executed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cached = disk.cache("kernels/1", 1)
     assert cached is not None

@@ -1,4 +1,4 @@
-"""Colour bars say what they leave out; texts of others are drawn as they are."""
+"""Colour bars show clipping; texts of others are drawn literally."""
 
 import numpy as np
 import pytest

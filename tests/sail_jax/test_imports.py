@@ -1,4 +1,4 @@
-"""What importing the packages drags along."""
+"""The modules that are imported with the packages."""
 
 import fnmatch
 import importlib
@@ -26,7 +26,7 @@ FORBIDDEN = {
 
 
 def test_imports_are_light():
-    """One after the other: what the first of them drags along, it is blamed for."""
+    """One after another, so that the first importer of a module is reported."""
     code = (
         "import importlib, jax, sys; before = set(sys.modules)\n"
         f"for package, forbidden in {FORBIDDEN}.items():\n"

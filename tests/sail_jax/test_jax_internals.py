@@ -1,4 +1,5 @@
-"""What is read of JAX's internals is in the installed JAX, and a JAX that lacks it is named."""
+"""The used internals of JAX exist in the installed version, and a version without them is
+reported."""
 
 import inspect
 
@@ -125,7 +126,7 @@ def test_operands_of_a_scan_in_an_unknown_form_are_named():
 
 @pytest.mark.parametrize("name", ["scan", "dot_general", "jit", "reshape", "reduce_sum"])
 def test_who_infers_spaces_is_told_of_an_unknown_layout(name, monkeypatch):
-    """As if a later JAX had other parameters: the sentence, and no other error."""
+    """Simulates a later JAX with other parameters: the message, and no other error."""
 
     def network(p, x):
         layers = jnp.stack([p["a"], p["b"]])

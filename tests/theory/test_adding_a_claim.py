@@ -1,4 +1,4 @@
-"""The page "Add a claim" holds: its claim is added in a folder, checked and accounted for."""
+"""The page "Add a claim" is correct: its claim is added in a folder, checked and covered."""
 
 import importlib
 import re
@@ -80,7 +80,7 @@ def test_a_source_without_a_statement_is_named(add):
 
 
 def test_a_parameter_inside_of_a_value_is_refused(add):
-    """It would stand in the ledger as it is."""
+    """It would appear in the ledger unchanged."""
     code = CODE.replace("Domain: n={n}", "Domain: {PLACE}").replace(
         "@claim(", 'PLACE = "n={n}"\n\n\n@claim('
     )

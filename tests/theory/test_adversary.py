@@ -1,4 +1,4 @@
-"""The search that tries to break bounds: it finds known maxima, and confirms what it finds."""
+"""The search for violations of bounds finds known maxima, and confirms its findings."""
 
 import math
 import re
@@ -42,7 +42,7 @@ def test_the_search_finds_a_known_maximum_inside_of_the_domain(smooth):
 
 @pytest.mark.parametrize("smooth", [True, False])
 def test_a_bound_that_fails_is_broken_and_what_other_code_denies_is_not(smooth, monkeypatch):
-    """The search is cut short: nearly every start breaks the bound."""
+    """The search is short, because nearly every start violates the bound."""
     monkeypatch.setattr(adversary, "STEPS", 3)
     wrong = Domain(
         "x in [0, 1]", {"x": Box(0.0, 1.0)}, lambda p: p["x"] + 0.9, lambda p: p["x"] + 0.9,
@@ -117,7 +117,7 @@ def test_only_inequalities_are_attacked():
 
 
 def test_what_was_found_is_recorded_for_every_bound_that_is_attacked():
-    """Else: sail-jax verify --attack --renew"""
+    """If this fails: sail-jax verify --attack --renew"""
     assert list(RECORDED) == [claim.id for claim in ATTACKED]
     assert [claim.id for claim in ATTACKED if not attacks.current(claim)] == []
     for claim in ATTACKED:
@@ -184,7 +184,7 @@ def test_both_evaluations_of_an_attack_agree(claim):
 @pytest.mark.slow
 @each(SEARCHED, 12)
 def test_bounds_are_as_sharp_as_recorded(claim):
-    """A search finds what the recorded one found. It is of the same code, so few are enough."""
+    """A search finds the recorded result. The code is the same, so a few searches are enough."""
     found = adversary.attack(claim.id, replace(claim.attack, without={}))
     assert found.kind == RECORDED[claim.id].kind
     assert math.isfinite(found.ratio)

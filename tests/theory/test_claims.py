@@ -1,4 +1,6 @@
-"""The ledger: it tells truth from error, and every registered claim fares as expected."""
+"""The ledger distinguishes true claims from errors, and every registered claim has the expected
+verdict.
+"""
 
 import math
 
@@ -130,7 +132,7 @@ def test_a_bound_with_room_to_spare_does_not_see_its_effect(relation, sign, erro
 
 
 def test_what_a_claim_does_not_notice():
-    """An equality is moved both ways, a bound loses its terms in turn, a misprint is wrong."""
+    """Equalities are moved both ways, bounds lose each term in turn, and misprints must fail."""
 
     def unnoticed(value, relation="=", **more):
         claim = make(relation, 1.0, lambda k, q: Estimate(value, tolerance=0.02), **more)
@@ -193,7 +195,7 @@ def test_simulation_runs_in_float64_and_leaves_the_precision_alone():
 
 
 def test_presets_select_claims():
-    """A config that is a preset's is not checked when it is made."""
+    """A preset's config is not checked when it is created."""
     assert {preset.claims for preset in PRESETS.values()} == set(OWN)
     for patterns in OWN:
         assert claims.select(patterns)
@@ -237,8 +239,8 @@ def _unnoticed(found):
 
 
 def _listed(chosen):
-    """What each claim says that it overlooks in a whole run. One that says nothing sees its effect,
-    and needs each term of its prediction that it names."""
+    """Lists the changes that each claim is stated to overlook in a whole run. A claim
+    without such a list detects its effect, and requires each listed term of its prediction."""
     return {c.id: c.overlooks for c in chosen if c.overlooks}
 
 
@@ -257,7 +259,7 @@ def test_few_claims_overlook_what_is_listed_and_no_more():
 @pytest.mark.soak
 @pytest.mark.parametrize("room", claims.rooms())
 def test_claims_overlook_what_is_listed_and_no_more(room):
-    """A new claim without power is noticed here, and so is one that gains some."""
+    """This test detects new claims without power, and claims that gain power."""
     chosen = claims.of_room(room)
     assert _unnoticed(map(claims.check, chosen)) == _listed(chosen)
 
@@ -265,7 +267,7 @@ def test_claims_overlook_what_is_listed_and_no_more(room):
 @pytest.mark.soak
 @pytest.mark.parametrize("room", claims.rooms())
 def test_every_equality_and_misprint_sees_its_effect(room):
-    """By the chances computed from the errors of a whole run."""
+    """Uses the probabilities computed from the errors of a whole run."""
     found = map(claims.check, claims.of_room(room))
     of = [v for v in found if not v.claim.bound]
     assert not [(v.claim.id, v.power) for v in of if not v.power.enough]

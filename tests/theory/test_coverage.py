@@ -1,4 +1,4 @@
-"""The ledger is complete: each statement has a claim or a reason, each claim a statement."""
+"""The ledger is complete: each statement has a claim or a reason, and each claim a statement."""
 
 import re
 from dataclasses import replace

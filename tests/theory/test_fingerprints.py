@@ -1,4 +1,4 @@
-"""A fingerprint changes with the code of a function, wherever in `theory` it is, and else never."""
+"""A fingerprint changes if and only if the code of a function anywhere in `theory` changes."""
 
 import sys
 from functools import partial

@@ -1,4 +1,4 @@
-"""SAIL's theory: closed forms against models, tasks and samples, laws, and what is refused.
+"""SAIL's theory: closed forms compared with models, tasks and samples, laws, and errors.
 
 Unless said otherwise the tolerance is 1e-12: hundreds of operations on numbers of order one in
 float64. Monte Carlo: |z| < 4 against the null that the closed form is the mean.
@@ -187,7 +187,7 @@ def test_weights_from_total_variation_of_tasks():
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 11])
 def test_threshold_complexity_by_all_signs(n):
-    """Whatever the labels: two of them, every sign and every threshold."""
+    """Tests two labels, every sign and every threshold."""
     signs = np.array(list(itertools.product([-1, 1], repeat=n)))
     above = np.arange(n) >= np.arange(n + 1)[:, None]
     for y in (np.arange(n) % 2, np.arange(n) % 3 == 0):
@@ -223,7 +223,7 @@ def test_risks_of_thresholds():
 
 @pytest.mark.slow
 def test_worst_gap_is_a_supremum():
-    """Over a grid of 20001 thresholds: no larger, and within the spacing of it."""
+    """The maximum over a grid of thresholds is no larger, and differs by at most its spacing."""
     means = np.array([0.5, -0.7])
     x, y = (z[0] for z in samples(3, means, 1, 25))
     t = np.linspace(-6, 6, 20_001)
@@ -254,7 +254,7 @@ def test_transfer_bound_covers(moved):
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "m"), [(4, 9), pytest.param(1, 1, marks=SLOW)])
 def test_empirical_total_variation(n, m):
-    """By drawing, and no less than that of the laws; equal laws are apart too."""
+    """Estimated by sampling; at least the distance of the laws, and positive for equal laws."""
     p, q = np.array([0.5, 0.3, 0.2, 0.0]), np.array([0.1, 0.3, 0.2, 0.4])
     rng = np.random.default_rng(n)
     one, two = rng.multinomial(n, p, 20_000) / n, rng.multinomial(m, q, 20_000) / m
@@ -306,7 +306,7 @@ def test_bad_input_is_named(call, message):
 
 @pytest.mark.slow
 def test_gradients_flow_and_float32_holds():
-    """Nothing is checked of what is traced; 16 eps of numbers of order one."""
+    """Traced values are not checked; 16 eps of numbers of order one."""
     slope = jax.grad(lambda u: sail.tail(u, 3, 1.0))(0.3)
     step = 1e-5
     found = (sail.tail(0.3 + step, 3, 1.0) - sail.tail(0.3 - step, 3, 1.0)) / (2 * step)

@@ -1,4 +1,4 @@
-"""Every law of an end or a course of training, at random points of its domain."""
+"""Every law of the limit or the course of training, at random points of its domain."""
 
 import jax
 import jax.numpy as jnp

@@ -228,7 +228,7 @@ def held(row: Row, dtype: type, count: int) -> None:
 
 
 def conditioning(row: Row, at: Sequence, value: Sequence, eps: float) -> list:
-    """What each value changes by as the real inputs move by eps of themselves."""
+    """Computes the change of each value for relative changes of the inputs by eps."""
     total = [mp.mpf(0) for _ in value]
     for k, kind in enumerate(row.kinds):
         if kind in COUNTS or at[k] == 0 or not mp.isfinite(at[k]):
@@ -408,7 +408,8 @@ def unbalanced_limit(load, sigma, r):
 
 
 def crosses(load, theta, sigma, r):
-    """Whether a neuron's last weight ends below 0: its flow by SciPy, for 40 kinds of directions.
+    """Checks whether a neuron's last weight ends below 0: its flow by SciPy, for 40 kinds of
+    directions.
 
     The kinds are Gauss-Legendre's nodes of the Marchenko-Pastur law. Time is in units in which
     every rate is at most of order 1.
@@ -645,7 +646,7 @@ def ends(run, h, eta, sigma, spacing, mean, variance):
 
 
 def even(h, eta, sigma, spacing):
-    """Where mean^2 + v, v the stationary variance, makes both losses equal."""
+    """Finds where mean^2 + v, with the stationary variance v, makes both losses equal."""
     quadratic(h, eta, sigma, spacing)
     with mp.workdps(400):
         (a, of_a), (b, of_b) = (ended(h, eta, sigma, spacing, *run) for run in (AVERAGE, DECAY))
@@ -881,7 +882,8 @@ def name(row: Row) -> str:
     return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
 
 
-# One row of three is quick, the others slow; a level higher where seconds pass, and in float64.
+# One row of three is quick, and the others are slow; one level higher if they take seconds, and in
+# float64.
 THIRDS = ([], pytest.mark.slow, pytest.mark.soak)
 # float32 overflows and rounds sooner: float64 waits for the slow tests.
 SINGLE_FIRST = (np.float32, *slow(np.float64))
@@ -2359,7 +2361,7 @@ def public() -> set[str]:
             own = callable(value) and getattr(value, "__module__", "") == module.name
             if own and not inspect.isclass(value) and not of.startswith(("_", "check")):
                 names.add(f"{short}.{of}")
-    # What draws has no law of its own.
+    # Random functions have no law of their own.
     return (
         names
         - {f"problems.{of}" for of in ("Given", "Result", "defined")}
@@ -2392,7 +2394,7 @@ def _where(of: Callable) -> str:
     return f"{of.__module__.removeprefix('theory.')}.{of.__name__}"
 
 
-# What compiles in a moment; the others only where slow tests run.
+# Those that compile quickly; the others only in slow tests.
 SHORT = (
     "deep_linear.covariance.effective_ridge", "initialisation.discriminant", "linearity.trees",
     "student_teacher.transfer.interval", "two_layer.modes",

@@ -3,11 +3,11 @@
 The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194). This package exports
 closed-form risks, their distributions, estimators on given data, and simulators. Tasks, data and
 random keys come first; numbers such as n, d, load, theta and sigma are keyword-only. The load is n
-/ d. The modules have more. `penalised` and `wishart` have ridge regression and L2-SP, in the limit
-and exactly. `regularised` compares them with transfer. `covariance` takes inputs of any covariance.
-`scales` and `diagonal` have layers of unequal size, from rich to lazy. `sources` has several
-sources, and `subspace` and `ranks` have sources and fine-tuning of rank k. `divergences` has
-distances between tasks. `networks` trains networks by gradient descent.
+/ d. The modules contain more functions. `penalised` and `wishart` cover ridge regression and L2-SP,
+in the limit and exactly, and `regularised` compares them with transfer. `covariance` is for inputs
+of any covariance. `scales` and `diagonal` are for layers of unequal size, from rich to lazy.
+`sources` is for several sources, and `subspace` and `ranks` for sources and fine-tuning of rank k.
+`divergences` computes distances between tasks. `networks` trains networks by gradient descent.
 """
 
 from sail_jax.deprecated import former

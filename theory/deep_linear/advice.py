@@ -1,11 +1,11 @@
-"""Recommends how to use a source, by the method of least expected risk.
+"""Recommends how to use a source: the method with the smallest expected risk.
 
 `advise` takes numbers, `advise_tasks` the two weight vectors, `advise_features` a matrix of
 features, and `advise_sample` only a sample of the target task. The risks come from `risks`,
 `covariance`, `subspace` and `penalised`.
 
-Every method is compared at its best. Who can choose a penalty for transfer can also choose one from
-scratch. The candidates with a penalty are
+Every method is compared at its best, because a user who can choose a penalty for transfer can also
+choose one from scratch. The candidates with a penalty are
 
     ridge from scratch
     ridge transfer      linear transfer with a penalty on its coefficient
@@ -13,10 +13,10 @@ scratch. The candidates with a penalty are
     scaled L2-SP        a pull towards the best multiple of the source, also a negative one
     free direction      ridge regression with no penalty along the source.
 
-Each has the penalty of least expected risk, which depends on the noise and the angle. Scaled L2-SP
-is never worse than ridge regression from scratch, the multiple 0, nor than L2-SP. The free
-direction is never worse than linear transfer, the infinite penalty. The paper compares transfer
-with scratch training without a penalty. `against="unregularised"` does so, too.
+Each has the penalty with the smallest expected risk, which depends on the noise and the angle.
+Scaled L2-SP is never worse than ridge regression from scratch, the multiple 0, nor than L2-SP. The
+free direction is never worse than linear transfer, the infinite penalty. The paper compares
+transfer with scratch training without a penalty. `against="unregularised"` does the same.
 """
 
 import math
@@ -41,7 +41,7 @@ Against = Literal["regularised", "unregularised"]
 
 
 class Advice(NamedTuple):
-    """The method of least expected risk, compared with the others.
+    """The method with the smallest expected risk, compared with the others.
 
     Attributes:
       method: Name of the best method: "scratch", "ridge from scratch", "linear transfer",
@@ -50,9 +50,10 @@ class Advice(NamedTuple):
       runner_up: Name of the second-best method.
       margin: The runner-up's risk minus the best risk.
       risks: Expected risk of each method.
-      known: How each risk is known, and its error. Empty if the risks are estimates from a sample.
+      known: How each risk was obtained, and its error. Empty if the risks are estimates from a
+        sample.
       undecided: Methods whose risks are within the errors of the best one.
-      settings: The best "penalty" and the "scale" of the source, of the methods that have them.
+      settings: The best "penalty" and the "scale" of the source, for the methods that have them.
     """
 
     method: str
@@ -82,8 +83,8 @@ def transfer_risks(
     "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
     d. "fine-tuning" is the exact scratch risk minus the limiting gain (n, d -> inf). "ridge from
     scratch", "L2-SP", "scaled L2-SP" and "free direction", at the best penalty, are deterministic
-    equivalents (n and d large). `penalised.best_penalty` and `optimal_ridge` have the penalties.
-    `advise` has the risks at finite n and d.
+    equivalents (n and d large). The penalties are those of `penalised.best_penalty` and
+    `optimal_ridge`. `advise` computes the risks at finite n and d.
 
     Args:
       n: Number of target samples, >= 1.
@@ -92,8 +93,8 @@ def transfer_risks(
       sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed; it matters for fine-tuning only.
       size: |beta_s| / |beta_t|; it matters for fine-tuning and L2-SP only.
-      against: "regularised" has ridge regression and its relatives among the candidates, each at
-        its best penalty; "unregularised" leaves them out, as the paper does.
+      against: "regularised" includes ridge regression and related methods among the candidates,
+        each at its best penalty; "unregularised" omits them, as in the paper.
 
     Returns:
       The risk of each method in units of |beta_t|^2, with the broadcast shape of the arguments; inf
@@ -156,8 +157,8 @@ def advise(
       sigma: Standard deviation of the label noise in units of |beta_t|, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed.
       size: |beta_s| / |beta_t|.
-      against: "regularised" has ridge regression and its relatives among the candidates, each at
-        its best penalty; "unregularised" leaves them out, as the paper does.
+      against: "regularised" includes ridge regression and related methods among the candidates,
+        each at its best penalty; "unregularised" omits them, as in the paper.
 
     Returns:
       The advice, with risks in units of |beta_t|^2. Risks are exact at this n and d, except that
@@ -240,8 +241,8 @@ def advise_tasks(
     """Recommends how to use a source, given the weight vectors of both tasks.
 
     With `inputs`, the risks of linear and ridge transfer are exact. The others are limits of large
-    n and d, whose error at this n and d is measured on data sets that are drawn now. Without
-    `inputs` the risks are those of `advise`.
+    n and d, and their error at this n and d is measured on random data sets. Without `inputs` the
+    risks are those of `advise`.
 
     Args:
       beta_s: Source task `(d,)`, nonzero.
@@ -250,8 +251,8 @@ def advise_tasks(
       sigma: Standard deviation of the label noise, in the units of the labels.
       inputs: Covariance matrix of x, `(d, d)`; the identity if None.
       depth: Number of weight matrices, >= 1, inf allowed.
-      against: "regularised" has ridge regression and its relatives among the candidates, each at
-        its best penalty; "unregularised" leaves them out, as the paper does.
+      against: "regularised" includes ridge regression and related methods among the candidates,
+        each at its best penalty; "unregularised" omits them, as in the paper.
 
     Returns:
       The advice, with risks |beta - beta_t|^2, in the norm of Sigma if `inputs` is given.
@@ -326,11 +327,11 @@ def advise_features(
 ) -> Advice:
     """Recommends how to use a source with k features, for a target of m outputs.
 
-    Fine-tuning from k > 1 features without a penalty is left out, since its law is unknown.
+    Fine-tuning from k > 1 features without a penalty is omitted, because its law is unknown.
     "scratch" and "linear transfer" are exact. The methods with a penalty are deterministic
     equivalents (n and k large), each at its best penalties. L2-SP uses only the source's features
-    here. It pulls the part of the fit outside of their span to 0 with one penalty, and the part
-    inside with another.
+    here. It pulls the part of the fit outside their span to 0 with one penalty, and the part inside
+    with another.
 
     Args:
       features: Feature matrix `(d, k)` with linearly independent columns, not necessarily
@@ -338,8 +339,8 @@ def advise_features(
       target: Target map `(d, m)`.
       n: Number of target samples.
       sigma: Standard deviation of the label noise of each output.
-      against: "regularised" has ridge regression and its relatives among the candidates, each at
-        its best penalty; "unregularised" leaves them out, as the paper does.
+      against: "regularised" includes ridge regression and related methods among the candidates,
+        each at its best penalty; "unregularised" omits them, as in the paper.
 
     Returns:
       The advice, with risks |B_hat - B|_F^2.
@@ -385,11 +386,11 @@ def advise_features(
 
 def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
     """Computes the risk of ridge regression with one penalty inside the features' span and another
-    outside, at the best of both.
+    outside, both optimal.
 
     The best penalties are inverse to the mean square of a coefficient, as in
-    `penalised.best_penalty`. In coordinates in which both penalties are 1 the inputs have these
-    mean squares as eigenvalues, and every coefficient has mean square 1.
+    `penalised.best_penalty`. In coordinates where both penalties are 1, the inputs have these mean
+    squares as eigenvalues, and every coefficient has mean square 1.
     """
     inside, outside = of.explained / of.k, of.missed / max(d - of.k, 1)
     scale = jnp.maximum(inside, outside)
@@ -406,7 +407,7 @@ class SampleAdvice(NamedTuple):
     Attributes:
       advice: The recommendation.
       stderr: For each method, the standard error of its risk minus the advised method's risk. It is
-        inf where the difference is infinite without some of the blocks.
+        inf if the difference is infinite without some of the blocks.
       undecided: Methods within two standard errors of the advised one. The sample cannot separate
         them.
       theta: Estimated angle between source and target, in radians.
@@ -439,8 +440,8 @@ def advise_sample(
 
     Nothing is trained, and n < d is allowed. The moments are estimated without bias. |beta_t|^2
     comes from y_i y_j x_i.x_j over pairs i != j, and <beta_s, beta_t> from y x.beta_s. sigma^2 is
-    the rest of y^2. Inputs are taken to be centred, with one common variance that is estimated.
-    Standard errors are a jackknife over blocks of the sample.
+    the remainder of y^2. Inputs are assumed to be centred, with a common variance that is
+    estimated. Standard errors are a jackknife over blocks of the sample.
 
     Args:
       x: Inputs `(n, d)`.
@@ -448,8 +449,8 @@ def advise_sample(
       beta_s: Source task `(d,)`, nonzero.
       depth: Number of weight matrices, >= 1, inf allowed.
       blocks: Number of blocks of the jackknife, from 2 to n / 2.
-      against: "regularised" has ridge regression and its relatives among the candidates, each at
-        its best penalty; "unregularised" leaves them out, as the paper does.
+      against: "regularised" includes ridge regression and related methods among the candidates,
+        each at its best penalty; "unregularised" omits them, as in the paper.
 
     Returns:
       The advice and the estimates, with risks in the units of y^2.
@@ -476,14 +477,14 @@ def advise_sample(
     count = included.sum(-1)
     image = included @ (y[:, None] * x)
     own = included @ (y**2 * norms2)
-    # The square of a sum less its diagonal is the sum over pairs i != j.
+    # The square of a sum minus its diagonal is the sum over pairs i != j.
     size2 = (jnp.sum(image**2, -1) - own) / (count * (count - 1))
     inner = image @ beta_s / count
     length = jnp.linalg.norm(beta_s)
     size2 = jnp.maximum(size2, (inner / length) ** 2)  # |beta_t| is at least its projection
     if not float(size2[0]) > 0:
         raise ValueError("y must depend linearly on x; no such dependence shows in this sample")
-    # An estimate without a block may come out negative by chance.
+    # An estimate without a block may be negative by chance.
     size2 = jnp.maximum(size2, 1e-6 * size2[0])
     sigma = jnp.sqrt(jnp.maximum(included @ y**2 / count - size2, 0.0))
     size = jnp.sqrt(size2)
@@ -496,7 +497,7 @@ def advise_sample(
     for name in by_method:
         risk, best = by_method[name], by_method[advice.method]
         gaps = (size2 * jnp.where(risk == best, 0.0, risk - best))[1:]  # both may be infinite
-        # The jackknife's variance is paired, since the methods are compared on the same sample.
+        # The jackknife's variance is paired, because the methods are compared on the same sample.
         stderr[name] = float(jnp.sqrt((blocks - 1) * jnp.mean((gaps - gaps.mean()) ** 2)))
         if jnp.isinf(gaps).any():
             stderr[name] = 0.0 if (gaps == gaps[0]).all() else math.inf
@@ -557,7 +558,7 @@ def _distance(theta: ArrayLike, size: ArrayLike) -> Array:
 def _with_penalised(
     by_method: dict[str, Array], ridge: Array, towards: Array, *more: Array
 ) -> dict[str, Array]:
-    """Adds ridge regression and its relatives to the methods that the paper compares."""
+    """Adds ridge regression and related methods to those that the paper compares."""
     scratch = by_method.pop("scratch")
     relatives = dict(zip(("scaled L2-SP", "free direction"), more, strict=False))
     return {
@@ -603,7 +604,7 @@ def _advice(
 ) -> Advice:
     """Picks the best and the second-best method; the risks are multiples of `unit`."""
     plain = {name: unit * float(value) for name, value in by_method.items()}
-    # `sorted` is stable, so the simpler one of equal methods comes first.
+    # `sorted` is stable, so the simpler of two equal methods comes first.
     first, second, *_ = sorted(plain, key=plain.__getitem__)
     margin = 0.0 if plain[second] == plain[first] else plain[second] - plain[first]  # both infinite
     how = {
@@ -620,7 +621,7 @@ def _advice(
 
 
 def _check_numbers(**given: object) -> None:
-    """Raises an error that names the type of an argument without numbers."""
+    """Raises an error with the type of an argument that is not a number."""
     for name, value in given.items():
         if value is None or isinstance(value, jax.Array):
             continue

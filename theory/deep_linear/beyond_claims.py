@@ -51,7 +51,8 @@ BEYOND = f"beyond {PAPER}:"
 
 
 class Anisotropic(NamedTuple):
-    """A regression with four eigenvalues, each d/4 times. Its theory depends only on n / d.
+    """A regression with four eigenvalues, each with multiplicity d/4. Its theory depends only on n
+    / d.
 
     Attributes:
       load: n / d.
@@ -107,7 +108,7 @@ def _fits(x: np.ndarray, y: np.ndarray, beta_s: np.ndarray) -> dict[str, np.ndar
 
 def _decay(a: np.ndarray) -> np.ndarray:
     """Computes exp(-a) of symmetric matrices of norms up to 40, by a series that is squared six
-    times. float32 takes half of the time, and its error of 1e-6 is far below the standard error.
+    times. float32 halves the time, and its error of 1e-6 is far below the standard error.
     """
     a, identity = a.astype(np.float32), np.eye(a.shape[-1], dtype=np.float32)
     decay = identity
@@ -248,7 +249,7 @@ RANK, OUTPUTS, WIDTH = 6, 2, 16
 
 
 def _rank_k_problem() -> tuple[Array, Array]:
-    """Orthonormal features [WIDTH, RANK] and a target [WIDTH, OUTPUTS] partly in their span."""
+    """Returns features [WIDTH, RANK], and a target [WIDTH, OUTPUTS] partly in their span."""
     keys = jax.random.split(jax.random.key(2), 2)
     target = jax.random.normal(keys[1], (WIDTH, OUTPUTS)) / sqrt(WIDTH)
     return linalg.qr(jax.random.normal(keys[0], (WIDTH, RANK)))[0], target

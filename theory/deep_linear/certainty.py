@@ -1,7 +1,7 @@
-"""How a mean risk is known: exactly, as a limit of large n and d, or simulated now.
+"""How a mean risk was obtained: exactly, as a limit of large n and d, or by simulation.
 
-A limit is off at small n and d. Where the exact mean is known, `advice` uses it. Elsewhere it
-measures how far the limit is off, on data sets that are drawn now.
+A limit is inaccurate at small n and d. `advice` uses the exact mean if it is known. Otherwise it
+measures the error of the limit on random data sets.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ MOST, LEAST = 200, 16  # data sets
 
 
 class Known(NamedTuple):
-    """How a risk is known.
+    """How a risk was obtained.
 
     Attributes:
       how: "exact" at this n and d; "limit" of large n and d; "simulated" at this n and d.
@@ -35,7 +35,7 @@ Measured = dict[str, tuple[float, Known]]
 
 
 def isotropic(*, n: int, d: int, theta: float, sigma: float, depth: float, size: float) -> Measured:
-    """Computes the risks that `transfer_risks` has as limits, at finite n and d.
+    """Computes the risks at finite n and d that `transfer_risks` gives as limits.
 
     Args:
       n: Number of target samples.
@@ -46,8 +46,8 @@ def isotropic(*, n: int, d: int, theta: float, sigma: float, depth: float, size:
       size: |beta_s| / |beta_t|.
 
     Returns:
-      The risk of each such method, and how it is known. Ridge regressions are exact, or limits if n
-      and d are too large for `wishart`. Fine-tuning is simulated from its exact law.
+      The risk of each such method, and how it was obtained. Ridge regressions are exact, or limits
+      if n and d are too large for `wishart`. Fine-tuning is simulated from its exact law.
     """
     sin, apart = abs(np.sin(theta)), np.hypot(1 - size, 2 * size**0.5 * np.sin(theta / 2))
     # sin(pi) in floats is not 0.
@@ -97,7 +97,7 @@ def _fine_tuning(
         root[:, 1, 0] = rng.standard_normal(DRAWS)
         return root @ root.swapaxes(1, 2)
 
-    # Projections of the plane of both tasks on what data see, a matrix-variate Beta.
+    # Projections of the plane of both tasks on the row space of the data, a matrix-variate Beta.
     seen = wishart2(n)
     inverse = np.linalg.inv(np.linalg.cholesky(seen + wishart2(d - n)))
     seen = inverse @ seen @ inverse.swapaxes(1, 2)
@@ -127,7 +127,7 @@ def any_inputs(
     limits: Mapping[str, float],
     settings: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Known]:
-    """Measures how far limits are off at this n and d, on data sets that all methods share.
+    """Measures the errors of limits at this n and d, on data sets that all methods share.
 
     Args:
       eigenvalues: Eigenvalues of the covariance of x, `(d,)`.
@@ -140,13 +140,13 @@ def any_inputs(
       settings: The "penalty" and the "scale" of the methods that have one.
 
     Returns:
-      For each limit, how well it is known.
+      The error of each limit.
     """
     d = len(target)
     draws = int(np.clip(WORK / (n * d * min(n, d)), LEAST, MOST))
     rng, fits = np.random.default_rng(0), {name: np.empty((draws, d)) for name in limits}
     scratch, unseen = np.empty((draws, d)), np.empty((draws, d))
-    # An orthonormal basis of what is across the source.
+    # An orthonormal basis of the orthogonal complement of the source.
     across = np.linalg.svd(source[None])[2][1:].T
     for i in range(draws):
         x = rng.standard_normal((n, d)) * np.sqrt(eigenvalues)

@@ -2,7 +2,7 @@
 
 Means are over independent Gaussian data sets (`regressions`). Networks are trained by gradient
 descent (`networks`). Some claims on fine-tuning average its estimator over data, and their domains
-state this. Their simulator uses the estimator's c in closed form, but no formula of the mean.
+state this. Their simulator uses the estimator's c in closed form, but no formula for the mean.
 `flow_claims` trains networks instead.
 """
 
@@ -83,7 +83,7 @@ def network_risk(depth: int, alpha: float, tune: Callable[..., networks.Trained]
 def tuned_for(
     train: Callable[..., networks.Trained], time: float
 ) -> Callable[..., networks.Trained]:
-    """Returns training for a time, whatever the rate."""
+    """Returns training for a fixed time, for any rate."""
     return lambda weights, x, y, rate: train(weights, x, y, rate, round(time / rate))
 
 
@@ -344,7 +344,7 @@ def _(at=Limit(0.3, 40, pi / 2, 1.2)):
     Source: after eq. (13), p. 8
     Domain: {at}
     """
-    # At the largest angle transfer helps least.
+    # Transfer helps least at the largest angle.
     return 0.0, _on_data(at, labels=LABELS)
 
 

@@ -2,24 +2,24 @@
 
 Inputs are x ~ N(0, Sigma). Every risk is a function of the eigenvalues s_i of Sigma, of squared
 components of the tasks in its eigenbasis, and of one number kappa(n, ridge). kappa is the ridge
-with which infinitely many data would give the same behaviour:
+that would have the same effect with infinitely many samples:
 
     ridge = kappa (1 - df1(kappa) / n),  df1 = sum_i s_i / (s_i + kappa).
 
-The objective is |y - X b|^2 / n + ridge |b|^2. Its limit ridge -> 0 is the end of gradient flow,
+The objective is |y - X b|^2 / n + ridge |b|^2. Its limit ridge -> 0 is the limit of gradient flow,
 the fit of minimum norm. The risk is |b - beta_t|^2_Sigma. Relative errors are O(1/n) away from n =
 d. Linear transfer is exact at any n. In float32, rounding errors are about 1e-6 / |1 - n/d|.
-`risks` has the isotropic case.
+`risks` covers the isotropic case.
 
-Why few data act as a ridge. The fit is b = (X^T X / n + ridge)^-1 X^T y / n. For isotropic inputs
-its mean risk is known exactly, since X^T X is a Wishart matrix, and the mean of its inverse has a
-closed form. For another Sigma no such mean is known. As n and d grow, though, the random matrix
-ridge (X^T X / n + ridge)^-1 acts on any fixed vector as the fixed matrix kappa (Sigma + kappa)^-1
-does. Direction i is then learned to the share s_i / (s_i + kappa), as with infinitely many data and
-the ridge kappa. df1 is the sum of these shares. Without a ridge the n samples are fitted exactly,
-and df1 = n: all of them are used up.
+Why few samples act as a ridge. The fit is b = (X^T X / n + ridge)^-1 X^T y / n. For isotropic
+inputs its mean risk is known exactly, because X^T X is a Wishart matrix and the mean of its inverse
+has a closed form. For any other Sigma no such mean is known. As n and d grow, however, the random
+matrix ridge (X^T X / n + ridge)^-1 acts on any fixed vector as the fixed matrix kappa (Sigma +
+kappa)^-1 does. Direction i is then learned to the fraction s_i / (s_i + kappa), as with infinitely
+many samples and the ridge kappa. df1 is the sum of these fractions. Without a ridge, the n samples
+are fitted exactly, and df1 = n.
 
-The risk has one more term, since the shares vary from sample to sample. With df2 = sum_i (s_i /
+The risk has one more term, because the fractions vary between samples. With df2 = sum_i (s_i /
 (s_i + kappa))^2,
 
     E R = [sum_i s_i (kappa beta_i / (s_i + kappa))^2 + sigma^2 df2 / n] / (1 - df2 / n).
@@ -27,9 +27,9 @@ The risk has one more term, since the shares vary from sample to sample. With df
 An example: 100 eigenvalues are 1 and 100 are 0.1, n = 100, sigma = 0.5, and beta_t has norm 1 and
 equal components. Then kappa = sqrt(0.1) = 0.316. The large directions are learned to 0.76, the
 small ones to 0.24, and 100 * 0.76 + 100 * 0.24 = n. With df2 = 63.5 the risk is
-(0.0577 + 0.1587) / 0.365 = 0.593. Least squares on 200 random data sets have 0.595 +- 0.007.
+(0.0577 + 0.1587) / 0.365 = 0.593. Least squares on 200 random data sets gives 0.595 +- 0.007.
 
-`effective_ridge` solves for log kappa. Near n = d kappa is many orders of magnitude below the
+`effective_ridge` solves for log kappa. Near n = d, kappa is many orders of magnitude below the
 eigenvalues, and 1 - df1 / n is a difference of nearly equal numbers.
 """
 
@@ -79,7 +79,7 @@ def diagonalise(
 ) -> tuple[Array, ...]:
     """Returns the eigenvalues of a covariance matrix, and vectors in its eigenbasis.
 
-    The other functions of this module take their tasks in this form.
+    The other functions of this module expect tasks in this form.
 
     Args:
       covariance: Symmetric positive semidefinite matrix `(d, d)`, not all 0.
@@ -148,11 +148,11 @@ def eigenbasis(covariance: Float[ArrayLike, "d d"]) -> tuple[Spectrum, Float[Arr
 def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0) -> Array:
     """Computes kappa >= ridge, which solves ridge = kappa (1 - df1(kappa) / n).
 
-    It is 0 where ridge = 0 and n reaches the number of positive eigenvalues. It is differentiated
+    It is 0 if ridge = 0 and n is at least the number of positive eigenvalues. It is differentiated
     as an implicit function.
 
-    For accuracy the equation is solved in another form. With s_1 >= s_2 >= ... and j = floor(n) it
-    reads A(kappa) = B(kappa), where nothing cancels:
+    For accuracy, the equation is solved in another form. With s_1 >= s_2 >= ... and j = floor(n),
+    it is A(kappa) = B(kappa), without cancellation:
 
         A = n - j + sum_{i<=j} kappa / (s_i + kappa)
         B = sum_{i>j} s_i / (s_i + kappa) + n ridge / kappa.
@@ -180,14 +180,14 @@ def effective_ridge(eigenvalues: Spectrum, n: ArrayLike, ridge: ArrayLike = 0.0)
 
 @jax.jit
 def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
-    """`effective_ridge` of eigenvalues in descending order."""
-    # n - df1 would cancel where kappa is small. So the first j terms of df1 are written as 1 -
-    # kappa / (s + kappa), and the ones are moved to the other side of the equation.
+    """Computes `effective_ridge` of eigenvalues in descending order."""
+    # n - df1 would cancel where kappa is small. The first j terms of df1 are therefore written as 1
+    # - kappa / (s + kappa), and the ones are moved to the other side of the equation.
     j = jnp.minimum(jnp.floor(n), s.size)
     first = jnp.arange(s.size) < j[..., None]
 
     def slack(x: Array, s: Array, n: Array, ridge: Array) -> tuple[Array, Array]:
-        """log A - log B at x = log kappa, and its derivative."""
+        """Computes log A - log B at x = log kappa, and its derivative."""
         kappa = jnp.exp(x)[..., None]
         share, rest = s / (s + kappa), kappa / (s + kappa)
         a = n - j + jnp.where(first, rest, 0.0).sum(-1)
@@ -200,7 +200,7 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
     next_ = jnp.append(s, 0.0)[j.astype(int)]
     # A bound from below: at kappa, df1 >= (j + 1) s_{j+1} / (s_{j+1} + kappa), and df1 <= n.
     bottom = jnp.maximum(ridge, next_ * (j + 1 - n) / n)
-    # Where this lower bound is 0, so is kappa. A stand-in keeps the logarithms finite.
+    # Where this lower bound is 0, kappa is 0 too. A placeholder keeps the logarithms finite.
     found = bottom > 0
     # A bound from above: kappa = ridge + kappa df1 / n, and kappa df1 < sum_i s_i.
     top = ridge + s.sum() / n
@@ -217,7 +217,8 @@ def _effective_ridge(s: Array, n: Array, ridge: Array) -> Array:
         return jnp.where(inside, newton, (low + high) / 2), low, high
 
     x, *_ = jax.lax.fori_loop(0, 60, step, ((low + high) / 2, low, high))
-    # The iterations are not differentiated. JAX would store 60 of them, and bisection has slope 0.
+    # The iterations are not differentiated, because JAX would store 60 of them, and bisection has
+    # slope 0.
     x = jax.lax.stop_gradient(jnp.where(found, x, 0.0))
     value, slope = slack(x, s, n, jnp.where(found, ridge, 1.0))
     # The value is 0 at the root, and this step has the derivative of the implicit function.
@@ -259,7 +260,7 @@ class Equivalent(NamedTuple):
           sigma: Standard deviation of the label noise.
 
         Returns:
-          The risks. They are inf where df2 reaches n, unless nothing is missed and sigma = 0.
+          The risks. They are inf where df2 = n, unless the offset is fully learned and sigma = 0.
         """
         share, rest = self._share(), self._rest()
         # kappa^2 delta^T Sigma (Sigma + kappa)^-2 delta in the eigenbasis, where rest = kappa / (s
@@ -284,7 +285,7 @@ class Equivalent(NamedTuple):
         return (self._rest() * beta2).sum(-1)
 
     def fit_size(self, beta2: Float[Array, " d"], sigma: ArrayLike) -> Array:
-        """Computes E|X^+ y|^2 where n is below the rank of Sigma (ridge = 0)."""
+        """Computes E|X^+ y|^2 for n below the rank of Sigma (ridge = 0)."""
         sigma = jnp.asarray(sigma, dtype=float)
         return (self._share() * beta2).sum(-1) + sigma**2 / self.kappa
 
@@ -295,8 +296,8 @@ class Equivalent(NamedTuple):
 
             s beta / (s + kappa)  and  s / (s + kappa)^2 (R + sigma^2) / n.
 
-        Components are uncorrelated. The spread of a fit equals the spread from noise as large as
-        the fit's own error on new data.
+        Components are uncorrelated. The variance of a fit equals the variance from noise as large
+        as the fit's own error on new data.
 
         Args:
           beta: The task in the eigenbasis, `(d,)`.
@@ -311,12 +312,12 @@ class Equivalent(NamedTuple):
         return share * beta, share**2 / jnp.where(s > 0, s, 1.0) * error / self.n
 
     def _share(self) -> Array:
-        """s / (s + kappa); 0 where s = 0, at kappa = 0 too."""
+        """Computes s / (s + kappa); 0 where s = 0, also at kappa = 0."""
         s = self.eigenvalues
         return s / (jnp.where(s > 0, s, 1.0) + self.kappa[..., None])
 
     def _rest(self) -> Array:
-        """1 - share, where share rounds to 1 too."""
+        """Computes 1 - share, accurate also where share rounds to 1."""
         s, kappa = self.eigenvalues, self.kappa[..., None]
         return jnp.where(s > 0, kappa / (jnp.where(s > 0, s, 1.0) + kappa), 1.0)
 
@@ -385,7 +386,7 @@ def fine_tuning_risk(
     """Computes the risk of fine-tuning all layers, for any covariance.
 
     The predictor is X^+ y + c (I - P) beta_s with c of `null_scale` at its deterministic value,
-    that is, regression started at c beta_s. Once n reaches the rank of Sigma the source is
+    that is, regression started at c beta_s. If n is at least the rank of Sigma, the source is
     forgotten.
 
     Args:
@@ -408,7 +409,8 @@ def fine_tuning_risk(
     beta_s, beta_t = jnp.asarray(beta_s, dtype=float), jnp.asarray(beta_t, dtype=float)
     at = equivalent(eigenvalues, n)
     size2 = beta_s @ beta_s
-    # kappa = 0 means that the data see everything. c then multiplies 0, and any value will do.
+    # kappa = 0 means that the data determine everything. c then multiplies 0, and its value is
+    # irrelevant.
     below = at.kappa > 0
     kappa = jnp.where(below, at.kappa, 1.0)
     # The two arguments of `null_scale`, |X^+ y|^2 and |(I - P) beta_s|^2 in units of |beta_s|^2, at
@@ -425,8 +427,8 @@ def linear_transfer_risk(
 ) -> Array:
     """Computes the risk of refitting only the scale of beta_s, for any covariance, exactly.
 
-    The part of the target across beta_s, |beta_t|^2_Sigma sin^2, is not learned. The angle is the
-    one in the inner product of Sigma. `risks.refitted_risk` adds the error of the scale.
+    The part of the target orthogonal to beta_s, |beta_t|^2_Sigma sin^2, is not learned. The angle
+    is taken in the inner product of Sigma. `risks.refitted_risk` adds the error of the scale.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`.
@@ -472,7 +474,7 @@ def check_spectrum(eigenvalues: ArrayLike) -> Array:
     """Checks the eigenvalues of a covariance and returns them as an array.
 
     Args:
-      eigenvalues: Values to be `(d,)`, finite, >= 0 and not all 0.
+      eigenvalues: Values that must be `(d,)`, finite, >= 0 and not all 0.
 
     Returns:
       The eigenvalues in the default float precision.
@@ -495,7 +497,7 @@ def check_vectors(eigenvalues: ArrayLike, **vectors: ArrayLike) -> None:
 
     Args:
       eigenvalues: Eigenvalues `(d,)`.
-      **vectors: Vectors `(d,)` by name. One called `beta_s` must also be nonzero.
+      **vectors: Vectors `(d,)` by name. A vector called `beta_s` must also be nonzero.
 
     Raises:
       ValueError: If a vector has another shape or is not finite, or `beta_s` is 0.

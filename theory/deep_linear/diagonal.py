@@ -6,16 +6,16 @@ Training from (u, v) = (sqrt(s), 0) keeps the scale s. The flow is
     dbeta_i/dt = -sqrt(4 beta_i^2 + s_i^2) (gradient of the loss)_i,
 
 therefore asinh(2 beta_i / s_i) moves along X^T residual. Fine-tuning from `start` ends at the
-interpolator that is nearest to it in the divergence of
+interpolator that is closest to it in the divergence of
 
     q(beta) = sum_i [beta_i asinh(2 beta_i / s_i) - sqrt(beta_i^2 + s_i^2 / 4)] / 2.
 
-Large scales are lazy: the end is the nearest interpolator in L2. Small scales are rich: entries
+Large scales are lazy: the limit is the closest interpolator in L2. Small scales are rich: entries
 that pre-training has learned move freely if they keep their sign, and all others cost their
 absolute value.
 
-The risks are deterministic equivalents, that is limits of large n and d for isotropic inputs. They
-are solved numerically: two scalars, and integrals over a normal variable on a grid.
+The risks are deterministic equivalents, that is, limits of large n and d for isotropic inputs. They
+are solved numerically for two scalars, with integrals over a normal variable on a grid.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,13 +48,13 @@ def diagonal_limit(
     start: Float[Array, " d"],
     scale: ArrayLike,
 ) -> Array:
-    """Computes where gradient flow of a diagonal network ends, from any start and scale.
+    """Computes the limit of gradient flow of a diagonal network, from any start and scale.
 
         beta_i = (s_i / 2) sinh(asinh(2 start_i / s_i) + 2 (X^T nu)_i),  X beta = y
 
-    with n numbers nu, the minimum of a convex function. Newton's method has the steps
-    log(1 + M) / M, which cannot overshoot, as M is the largest change of an exponent. Labels
-    outside of the range of X are replaced by their projection.
+    with n numbers nu that minimise a convex function. Newton's method has the steps
+    log(1 + M) / M, which cannot overshoot, because M is the largest change of an exponent. Labels
+    outside the range of X are replaced by their projection.
 
     Args:
       x: Inputs `(n, d)`.
@@ -138,10 +138,10 @@ def diagonal_risk(
         h(b) = argmin_beta (beta - b)^2 / (2 kappa) + D(beta, start),
 
     where D is the divergence of q, E h'(b) = load decides kappa, and R = E (h(b) - target)^2. The
-    means are over the kinds, too.
+    means are also over the kinds.
 
     Args:
-      share: Shares of the d entries that are of each kind `(k,)`, of sum 1.
+      share: The fraction of the d entries of each kind, `(k,)`, with sum 1.
       start: Entries of the start times sqrt(d), `(k,)`: 0 for training from scratch.
       target: Entries of the target times sqrt(d), `(k,)`.
       load: Load n / d, in (0, 1), one number.
@@ -180,7 +180,7 @@ def diagonal_risk(
     problems.check_sigma(sigma)
     _check_scale(scale)
     scales = np.broadcast_to(np.asarray(scale, dtype=float), kinds[0].shape)
-    # In units of the largest entry or of the noise. All that follows is homogeneous in them.
+    # In units of the largest entry or of the noise. Everything that follows is homogeneous in them.
     size = max(abs(kinds[1]).max(), abs(kinds[2]).max(), float(sigma))
     if size == 0 or (sigma == 0 and (kinds[1] == kinds[2]).all()):
         return jnp.zeros(())
@@ -222,7 +222,7 @@ def _solved(
         high += 2.0
         if high > 50:
             raise ArithmeticError("no solution within float64, with load as close to 1")
-    # Below the least tau the target is recovered to more digits than there are.
+    # Below the smallest tau, the target is recovered to more digits than float64 has.
     return risk(low if gap(low) > 0 else _root(gap, low, high))
 
 
@@ -252,9 +252,9 @@ def _nearest(
 def recovery_load(kept: ArrayLike, dropped: ArrayLike, flipped: ArrayLike, new: ArrayLike) -> Array:
     """Computes the load n / d beyond which rich fine-tuning finds the target, without noise.
 
-    As the scale goes to 0, fine-tuning minimises sum |beta_i| over entries that the source lacks,
-    plus 2 |beta_i| over entries that it has with the other sign. The load is the statistical
-    dimension of this function's descent cone, divided by d:
+    As the scale goes to 0, fine-tuning minimises sum |beta_i| over entries that are missing in the
+    source, plus 2 |beta_i| over entries that have the opposite sign in the source. The load is the
+    statistical dimension of this function's descent cone, divided by d:
 
         min_t  kept + new (1 + t^2) + flipped (1 + 4 t^2) + dropped (1/2 + S(2t)) + 2 absent S(t)
 
@@ -262,10 +262,10 @@ def recovery_load(kept: ArrayLike, dropped: ArrayLike, flipped: ArrayLike, new: 
     scratch, all features of the target are `new`.
 
     Args:
-      kept: Share of the entries that source and target have, with the same sign.
-      dropped: Share that the source alone has.
-      flipped: Share that both have, with opposite signs.
-      new: Share that the target alone has. The sum of the four is at most 1.
+      kept: Fraction of the entries that source and target share, with the same sign.
+      dropped: Fraction in the source only.
+      flipped: Fraction in both, with opposite signs.
+      new: Fraction in the target only. The sum of the four is at most 1.
 
     Returns:
       The load, with the broadcast shape of the arguments.
@@ -293,7 +293,7 @@ def recovery_load(kept: ArrayLike, dropped: ArrayLike, flipped: ArrayLike, new: 
 
 
 def _least(kept: float, dropped: float, flipped: float, new: float, absent: float) -> float:
-    """The minimum over t of a convex function, at the root of its derivative."""
+    """Computes the minimum over t of a convex function, at the root of its derivative."""
     grows = new + 4 * flipped
 
     def slope(t: float) -> float:
@@ -307,12 +307,12 @@ def _least(kept: float, dropped: float, flipped: float, new: float, absent: floa
 
 
 def _mean_above(t: float) -> float:
-    """E (g - t)_+ for a normal g."""
+    """Computes E (g - t)_+ for a normal g."""
     return float(np.exp(-(t**2) / 2) / np.sqrt(2 * np.pi) - t * special.ndtr(-t))
 
 
 def _square_above(t: float) -> float:
-    """E (g - t)_+^2 for a normal g."""
+    """Computes E (g - t)_+^2 for a normal g."""
     return float(special.ndtr(-t)) - t * _mean_above(t)
 
 

@@ -1,4 +1,4 @@
-r"""Gradient descent of two layers in the few hidden directions in which the weights really move.
+r"""Gradient descent of two layers in the few hidden directions in which the weights move.
 
 Two layers compute beta = W w, with W of shape `(d, h)`. On a quadratic loss with gradient g at
 beta, a step of descent at rate r is
@@ -17,24 +17,25 @@ Rows of A and c lie in S, rows of N and m in its complement. So A m = 0, N c = 0
 
 (3) is (1) for a network with dim S hidden units. The rest affects it only through N m in (2).
 
-*Exact.* g lies in the row space R of X. If S also holds W(0)^T v for every v in R, then N^T g = 0
-at the first step. By (4) m stays 0 and N stays as it is, and N^T g = 0 at every later step, too.
-Then N m = 0, and the network in S takes exactly the steps of the whole one. It has at most min(n,
-d) + 1 units.
+*Exact.* g lies in the row space R of X. If S also contains W(0)^T v for every v in R, then N^T g =
+0 at the first step. By (4), m stays 0 and N stays constant, and N^T g = 0 at every later step as
+well. Then N m = 0, and the network in S takes exactly the steps of the full one. It has at most
+min(n, d) + 1 units.
 
 *Small weights.* For given g, (4) is linear in (N, m). So N m is quadratic in N(0), for any S that
-holds w(0). Weights of standard deviation alpha have |N(0)| of about 2 alpha sqrt(d) or less, and a
-smaller S costs O(alpha^2 d) in beta. Two directions suffice,
+contains w(0). Weights of standard deviation alpha have |N(0)| of about 2 alpha sqrt(d) or less, and
+a smaller S changes beta by O(alpha^2 d). Two directions are sufficient,
 
     S = span{w(0), W(0)^T g(0)}.                                                               (5)
 
-From scratch the second is needed. Without it (N, m) grows as fast as the network does, by
-1 / alpha, while g is still g(0). With it N^T g(0) = 0, and nothing in (N, m) moves until A c turns
-g away from g(0). After that the sum of r g over all steps stays of order 1, because training ends
-where g is 0. A pretrained network has rank one up to alpha, and w(0) is its direction.
+From scratch, the second is necessary. Without it, (N, m) grows as fast as the network, by 1 /
+alpha, while g is still g(0). With it, N^T g(0) = 0, and (N, m) does not move until A c turns g away
+from g(0). After that the sum of r g over all steps stays of order 1, because training ends where g
+is 0. A pretrained network has rank one up to alpha, and w(0) is its direction.
 
-*The last layer alone.* With W frozen g need not end at 0, and the sum of r g grows with time. But
-the loss is quadratic in w. This is one layer on the features X W, without any approximation.
+*The last layer alone.* With W frozen, g need not end at 0, and the sum of r g grows with time.
+However, the loss is then quadratic in w. This is one layer on the features X W, without
+approximation.
 
 *Data.* In the basis of the right singular vectors of X the loss is a sum over coordinates
 (`Problem`). A step takes O(d) operations for each hidden direction. No closed form is used here.
@@ -60,7 +61,7 @@ class Problem(NamedTuple):
       basis: Orthonormal rows `(c, d)`, one for each coordinate.
       scale: The square root of the curvature along each coordinate, `(c,)`.
       pull: The target of `scale z`, `(c,)`.
-      rest: The least loss, a scalar.
+      rest: The smallest loss, a scalar.
     """
 
     basis: Float[Array, "*b c d"]
@@ -87,7 +88,7 @@ class Descended(NamedTuple):
 
 @defined
 def of_task(beta_s: Float[Array, " d"]) -> Problem:
-    """States the population loss |beta - beta_s|^2 / 2.
+    """Makes the population loss |beta - beta_s|^2 / 2.
 
     Args:
       beta_s: The source task.
@@ -100,19 +101,19 @@ def of_task(beta_s: Float[Array, " d"]) -> Problem:
 
 @defined
 def of_samples(x: Float[Array, "n d"], y: Float[Array, " n"], *, unseen: bool = True) -> Problem:
-    """States the training loss |y - X beta|^2 / (2n).
+    """Makes the training loss |y - X beta|^2 / (2n).
 
     Args:
       x: Inputs.
       y: Labels.
-      unseen: Whether directions that the data do not see have coordinates, too. Nothing moves along
-        them. `restored` works without them, but `predictor` needs them.
+      unseen: Whether directions outside the row space of the data also have coordinates. Nothing
+        moves along them. `restored` works without them, but `predictor` requires them.
 
     Returns:
       The problem, in the coordinates of the right singular vectors of X.
     """
     n, d = x.shape
-    # Rows of zeros change no loss, and give a basis of all d directions.
+    # Rows of zeros do not change the loss, and complete the basis of all d directions.
     fill = max(d - n, 0) if unseen else 0
     u, s, vt = linalg.svd(jnp.pad(x, ((0, fill), (0, 0))), full_matrices=False)
     pull = u.T @ jnp.pad(y, (0, fill)) / jnp.sqrt(n)
@@ -134,8 +135,8 @@ def moving(weights: networks.Weights, problem: Problem) -> Float[Array, "k h"]:
     first, last = weights
     scale, basis = problem.scale, problem.basis
     gradient = basis.T @ (scale * (scale * (basis @ (first @ last)) - problem.pull))
-    # Each is scaled to size 1 before they are made orthogonal, since their sizes may differ by a
-    # factor of alpha.
+    # Each is scaled to norm 1 before orthogonalisation, because their norms may differ by a factor
+    # of alpha.
     tiny = jnp.finfo(last.dtype).tiny
     spanning = (v / jnp.maximum(jnp.linalg.norm(v), tiny) for v in (last, first.T @ gradient))
     return linalg.qr(jnp.stack(list(spanning), -1))[0].T
@@ -204,7 +205,7 @@ def descend(
     until: ArrayLike = 0.0,
     freeze_last: bool = False,
 ) -> Descended:
-    """Takes the steps of gradient descent of many networks in one loop, each until it stops.
+    """Runs gradient descent of many networks in one loop, each until it stops.
 
     Leading axes run over networks and broadcast. Each network stops on its own, and the loop ends
     with the last one.
@@ -216,7 +217,7 @@ def descend(
       rate: Learning rate.
       steps: The largest number of steps.
       until: The loss at which training stops earlier, from 0.
-      freeze_last: Whether the last layer stays as it is.
+      freeze_last: Whether the last layer is frozen.
 
     Returns:
       The networks.
@@ -228,15 +229,15 @@ def descend(
     last = jnp.broadcast_to(last, (*shape, *last.shape[-1:]))
 
     def missed(first: Array, last: Array) -> tuple[Array, Array]:
-        """The differences along each coordinate, and the loss."""
+        """Computes the differences along each coordinate, and the loss."""
         missing = problem.scale * _coordinates(first, last) - problem.pull
         return missing, jnp.sum(missing**2, -1) / 2 + problem.rest
 
     def step(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         taken, going, first, last = state
         missing, loss = missed(first, last)
-        # The loss belongs to the weights before the step. Networks that reach `until` are not
-        # changed further. A NaN ends a network, too.
+        # The loss is that of the weights before the step. Networks that reach `until` are not
+        # changed further. A NaN also stops a network.
         going = going & (loss > until) & (taken < steps)
         gradient = problem.scale * missing
         pace = jnp.where(going, rate, 0.0)
@@ -263,7 +264,7 @@ def flow(
 
     It is the limit of `descend` at rate 0, with errors of (curvature x time / steps)^4. (3) and (4)
     hold for it, too. The scheme is stable where curvature x time / steps is at most 2.7. The
-    curvature of two layers is the one of the problem times |W|^2 + |w|^2.
+    curvature of two layers is that of the problem times |W|^2 + |w|^2.
 
     Args:
       first: First layers, hidden direction first, in the coordinates of the problems.

@@ -7,8 +7,8 @@ For Gaussian X and unit tasks (the setting of Features are fate, Section 3) the 
     linear transfer:  sin^2 + (sigma^2 + sin^2) F_{1,n} / n
 
 All three have the form shift + Beta + scale * chi^2_a / chi^2_b, which is a `RiskLaw`. Fine-tuning
-lacks such a form but has an exact sampler (`laws`). Its law is a `SampledLaw`, an empirical
-distribution with a known error band. `risks` has the means.
+has no such form, but an exact sampler (`laws`). Its law is a `SampledLaw`, an empirical
+distribution with a known error band. `risks` contains the means.
 """
 
 from typing import NamedTuple
@@ -50,12 +50,12 @@ class RiskLaw(NamedTuple):
     bottom: Array
 
     def mean(self) -> Array:
-        """Computes the mean; it is inf where the noise term has none (bottom <= 2)."""
+        """Computes the mean; it is inf if the noise term has none (bottom <= 2)."""
         ratio = _finite(self.bottom > 2, lambda m: self.top / (m - 2), self.bottom)
         return self.shift + self._beta_mean() + self._scaled(self.scale, ratio)
 
     def variance(self) -> Array:
-        """Computes the variance; it is inf where the noise term has none (bottom <= 4).
+        """Computes the variance; it is inf if the noise term has none (bottom <= 4).
 
         Returns:
           The variances.
@@ -74,7 +74,7 @@ class RiskLaw(NamedTuple):
         """Computes the probability that the risk is at most a given value.
 
         Incomplete beta functions give both terms. They are combined by 128 nodes of Gauss-Legendre
-        quadrature over phi, where Beta = sin^2 phi, since the density is smooth in phi.
+        quadrature over phi, where Beta = sin^2 phi, because the density is smooth in phi.
         """
         return _cdf(self, jnp.asarray(risk, dtype=float))
 
@@ -104,7 +104,7 @@ class RiskLaw(NamedTuple):
           draws: Number of draws.
 
         Returns:
-          The risks `(draws, ...)`, with the broadcast shape of the fields behind.
+          The risks `(draws, ...)`, followed by the broadcast shape of the fields.
         """
         shape = (draws, *jnp.broadcast_shapes(*(jnp.shape(v) for v in self)))
         first, second, third, fourth = jax.random.split(key, 4)
@@ -121,7 +121,7 @@ class RiskLaw(NamedTuple):
 
     def _scaled(self, scale: Array, moment: Array) -> Array:
         scaled = jnp.where(jnp.isinf(moment), jnp.inf, scale * moment)
-        # Without noise the moments of the ratio do not count, even if they are infinite.
+        # Without noise, the moments of the ratio are irrelevant, even if they are infinite.
         return jnp.where(self.scale > 0, scaled, 0.0)
 
 
@@ -140,7 +140,7 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
     # Without noise the law is the single point `shift`.
     plain = jnp.where(noisy, below(rest, scale, n, m), (rest >= 0).astype(scale.dtype))
     has_beta = law.missed > 0
-    # Without a Beta, a stand-in keeps the unused branch finite.
+    # Without a Beta, a placeholder keeps the unused branch finite.
     a, b = jnp.where(has_beta, law.missed, 1.0) / 2, law.seen / 2
     alone = betainc(a, b, jnp.clip(rest, 0, 1))
     nodes, weights = (jnp.asarray(v, scale.dtype) for v in np.polynomial.legendre.leggauss(128))
@@ -148,7 +148,7 @@ def _cdf(law: RiskLaw, risk: Array) -> Array:
     phi, w = end * (nodes + 1) / 2, end * weights / 2
     a, b, scale, n, m = (jnp.expand_dims(v, -1) for v in (a, b, scale, n, m))
     sine, cosine = jnp.sin(phi), jnp.cos(phi)
-    # In logarithms, since the powers and the beta function underflow at large counts.
+    # In logarithms, because the powers and the beta function underflow at large counts.
     density = 2 * jnp.exp(
         (2 * a - 1) * jnp.log(sine) + (2 * b - 1) * jnp.log(cosine) - betaln(a, b)
     )
@@ -196,7 +196,8 @@ def scratch_law(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> RiskLaw:
     problems.check_sigma(sigma)
     n, d, sigma = jnp.broadcast_arrays(*(jnp.asarray(v, dtype=float) for v in (n, d, sigma)))
     missed = jnp.maximum(d - n, 0.0)
-    # With all of the target seen (n >= d) the Beta is 0, and the noise has chi^2_d above.
+    # If all of the target is seen (n >= d), the Beta is 0, and the noise has chi^2_d in the
+    # numerator.
     return RiskLaw(jnp.zeros_like(n), missed, n, sigma**2, jnp.minimum(n, d), jnp.abs(n - d) + 1)
 
 
@@ -231,13 +232,13 @@ def linear_transfer_law(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> 
 
 
 class SampledLaw(NamedTuple):
-    """A law that is represented by exact draws.
+    """A law that is represented by exact samples.
 
     The true distribution function lies within `band` of the empirical one.
 
     Attributes:
       draws: The draws `(..., draws)`, ascending along the last axis.
-      degrees: Moments of order >= degrees / 2 are infinite; inf if all moments exist.
+      degrees: Moments of order >= degrees / 2 are infinite; inf if all moments are finite.
     """
 
     draws: Array
@@ -255,7 +256,7 @@ class SampledLaw(NamedTuple):
         return jnp.where(self.degrees > 4, self.draws.var(-1, ddof=1), jnp.inf)
 
     def cdf(self, risk: ArrayLike) -> Array:
-        """Computes the share of draws that are at most a given value."""
+        """Computes the fraction of draws that are at most a given value."""
         risk = jnp.asarray(risk, dtype=float)
         return jnp.searchsorted(self.draws, risk, side="right") / self.draws.shape[-1]
 
@@ -311,9 +312,8 @@ def fine_tuning_law(
 ) -> SampledLaw:
     """Returns the law of the risk of fine-tuning all layers on n Gaussian samples, by exact draws.
 
-    All elements of array arguments share the same draws. A moment is finite where the same moment
-    of scratch training is finite, since the factor c of `null_scale` grows more slowly than |X^+
-    y|.
+    All elements of array arguments share the same draws. A moment is finite if the same moment of
+    scratch training is finite, because the factor c of `null_scale` grows more slowly than |X^+ y|.
 
     Args:
       key: Random key.

@@ -1,8 +1,8 @@
 """features-are-fate (arXiv 2410.08194), Section 2.1, Theorem 2.2 and Figure 5: data set distances.
 
 Simulations draw (x, y) from the two laws and average log-densities, witnesses and matchings of the
-points. Distances between samples are too large on average. Their means therefore bound the
-distances between laws from above.
+points. Distances between samples are biased upwards. Their means therefore bound the distances
+between laws from above.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Problems on which the bounds of distances between two linear tasks are attacked.
 
-A distance is a supremum over witnesses or an infimum over couplings. It is not computed; the search
-picks the witness or the coupling as a part of the problem. Points are (x_1, x_2, y), with x in the
-plane of the two tasks.
+A distance is a supremum over witnesses or an infimum over couplings. It is not computed; instead,
+the search chooses the witness or the coupling as a part of the problem. Points are (x_1, x_2, y),
+with x in the plane of the two tasks.
 """
 
 from collections.abc import Callable
@@ -222,7 +222,7 @@ def _clipped_again(spread: float, clip: float) -> float:
     def survival(x: float) -> float:
         return float(2 * special.ndtr(-x / spread))
 
-    # Beyond 9 deviations nothing is left.
+    # The density beyond 9 deviations is negligible.
     end = min(clip, 9 * spread)
     return integrate.quad(survival, 0, end, epsabs=0, epsrel=1e-10)[0]
 
@@ -313,8 +313,8 @@ DUDLEY_REACH = Domain(
 
 
 def _far_task(p: Problem) -> Any:
-    """Returns a |g| that is large enough for delta, since E|y| / sqrt(2/pi) is at least |g| at g,
-    and at most |f| + σ at f.
+    """Returns a |g| that is large enough for delta: E|y| / sqrt(2/pi) is at least |g| at g, and at
+    most |f| + σ at f.
     """
     return p["delta"] / MEAN + p["f"] + p["sigma"]
 

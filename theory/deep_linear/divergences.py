@@ -3,13 +3,14 @@
 The setting is Section 2.1 of Tahir et al., Features are fate, 2024 (arXiv 2410.08194). Inputs are x
 ~ N(0, I_d), and y = beta.x + sigma noise with beta = beta_s or beta_t of any norm. There are closed
 forms where they exist, and two-sided bounds elsewhere. Vectors are `(..., d)`; leading axes
-broadcast with each other and with sigma. Everything is computed in float64 whatever the caller's
-precision.
+broadcast with each other and with sigma. Everything is computed in float64, regardless of the
+caller's precision.
 
-Three dimensions are enough. Outside the plane of the tasks x is independent of the rest and the
-same under both laws. It can be coupled identically, and projecting it away is 1-Lipschitz. In the
-plane take u along delta = beta_s - beta_t and v across it. The laws of (u, v, y) are Gaussian.
-Under the source y = s u + v0 v + sigma noise, under the target y = t u + v0 v + sigma noise, and s
+Three dimensions are sufficient. Outside the plane of the tasks, x is independent of the rest and
+has the same law for both. It can be coupled identically, and projecting it away is 1-Lipschitz. In
+the plane, take u along delta = beta_s - beta_t and v orthogonal to it. The laws of (u, v, y) are
+Gaussian. Under the source y = s u + v0 v + sigma noise, under the target y = t u + v0 v + sigma
+noise, and s
 - t = |delta|.
 """
 
@@ -141,12 +142,12 @@ def wasserstein2(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Arra
 def wasserstein1_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
     """Bounds the Wasserstein-1 distance between the laws of two tasks, Euclidean in (x, y).
 
-    The upper bound is the smaller mean displacement of two couplings. One shares x and the noise
-    and has sqrt(2/pi) |delta|. The other is optimal for W_2. The lower bound is the best
-    1-Lipschitz witness of the form (|(w + w').z| - |(w - w').z|) / 2 with |w|, |w'| <= 1. w lies in
-    the plane of (u, y), and w' in the plane of (v, y). One of these witnesses is |y|, by which W_1
-    is unbounded (Features are fate, Thm 2.2). At sigma = 0 and beta_t = -beta_s of norm 1 both
-    bounds are 2 sqrt(2/pi).
+    The upper bound is the smaller mean displacement of two couplings. One shares x and the noise,
+    with mean displacement sqrt(2/pi) |delta|. The other is optimal for W_2. The lower bound is the
+    best 1-Lipschitz witness of the form (|(w + w').z| - |(w - w').z|) / 2 with |w|, |w'| <= 1. w
+    lies in the plane of (u, y), and w' in the plane of (v, y). One of these witnesses is |y|, by
+    which W_1 is unbounded (Features are fate, Thm 2.2). At sigma = 0 and beta_t = -beta_s of norm 1
+    both bounds are 2 sqrt(2/pi).
 
     Args:
       beta_s: Source tasks `(..., d)`.
@@ -201,7 +202,7 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
     """
     tasks = _tasks(beta_s, beta_t, sigma)
     s2, t2 = tasks.s**2 + tasks.v0**2, tasks.t**2 + tasks.v0**2
-    # exp(-a) - exp(-b) is computed from the smaller exponent and the difference of both, |s^2 -
+    # exp(-a) - exp(-b) is computed from the smaller exponent and their difference, |s^2 -
     # t^2| = gap |s + t|, which is exact here.
     smaller, apart = jnp.minimum(s2, t2), tasks.gap * jnp.abs(tasks.s + tasks.t)
     return -0.5 * jnp.exp(-(tasks.sigma**2 + smaller) / 2) * jnp.expm1(-apart / 2)
@@ -211,7 +212,7 @@ def cosine_gap(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Float[Array,
 def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
     """Bounds the Dudley metric, sup |E_s h - E_t h| over |h|_Lipschitz + |h|_inf <= 1.
 
-    Write L = |h|_Lipschitz and M = 1 - L. The upper bound is the smaller one of two. The coupling
+    Write L = |h|_Lipschitz and M = 1 - L. The upper bound is the smaller of two. The coupling
     that shares x and the noise gives the largest E min(L |delta.x|, 2 M) over L. A witness is at
     most min(L W_1, 2 M TV), which gives 2 W_1 TV / (W_1 + 2 TV). Both are below 2 for all tasks, so
     the Dudley half of Thm 2.2 cannot hold for delta >= 2. The lower bound is the best over L of two
@@ -240,7 +241,8 @@ def dudley_bounds(beta_s: Vector, beta_t: Vector, sigma: ArrayLike) -> Bounds:
 def _dudley_bounds(tasks: _Tasks) -> Bounds:
     angles = jnp.linspace(-jnp.pi / 2, jnp.pi / 2, 49)
     y, across, zero = jnp.sin(angles), jnp.cos(angles), jnp.zeros_like(angles)
-    # Tasks far apart need an L near the inverse of their gap, so a part of the grid is logarithmic.
+    # Tasks far apart require an L near the inverse of their gap, so a part of the grid is
+    # logarithmic.
     L = jnp.concatenate([jnp.geomspace(1e-6, 0.05, 30), jnp.linspace(0.1, 0.9, 25)])
     clip = (1 - L) / L
     along, target = _spreads(tasks, jnp.stack([across, zero, y], -1)[:, None])
@@ -273,8 +275,8 @@ def coupled_samples(
 
     Points are independent within a law. Between the laws they have the W_2-optimal coupling.
     Distances are convex, so samples are on average at least as far apart as the laws. With this
-    coupling the sampled W_1 is on average at most W_2, and 0 at beta_s = beta_t, where independent
-    samples err most.
+    coupling the sampled W_1 is on average at most W_2, and 0 at beta_s = beta_t, where the error of
+    independent samples is largest.
 
     Args:
       key: Random key.
@@ -333,7 +335,7 @@ def _plane(beta_s: Array, beta_t: Array, sigma: Array) -> _Tasks:
     along = jnp.sum(middle * u, -1)
     v0 = jnp.linalg.norm(middle - along[..., None] * u, axis=-1)
     gap, along, v0, sigma = jnp.broadcast_arrays(gap, along, v0, sigma)
-    # From the middle and half of the gap, since a difference of two slopes would cancel for close
+    # From the middle and half of the gap, because a difference of two slopes would cancel for close
     # tasks.
     return _Tasks(gap, along + gap / 2, along - gap / 2, v0, sigma)
 
@@ -412,7 +414,7 @@ def _truncated_displacement(gap: Array) -> Array:
         low, high = ends
         r = (low + high) / 2
         below = jnp.sqrt(2 / jnp.pi) * gap * -jnp.expm1(-(r**2))
-        # This is the sign of the objective's derivative in L. As r grows, L falls.
+        # This is the sign of the objective's derivative in L. As r increases, L decreases.
         falling = below > 2 * jax.scipy.special.erfc(r)
         return jnp.where(falling, low, r), jnp.where(falling, r, high)
 

@@ -18,7 +18,7 @@ _SQUARE = Box(-1.5, 1.5, (2, 2))
 
 
 def _root(square: Any) -> Any:
-    """The square root of a positive 2 x 2 matrix, by Cayley and Hamilton."""
+    """Computes the square root of a positive 2 x 2 matrix, by Cayley and Hamilton."""
     det = jnp.sqrt(square[0, 0] * square[1, 1] - square[0, 1] * square[1, 0])
     return (square + det * jnp.eye(2)) / jnp.sqrt(square[0, 0] + square[1, 1] + 2 * det)
 
@@ -53,7 +53,7 @@ def eigenvalues(square: Any) -> tuple[Any, Any]:
       square: The matrix.
 
     Returns:
-      The lesser and the larger one.
+      The smaller and the larger one.
     """
     half = (square[0, 0] + square[1, 1]) / 2
     det = square[0, 0] * square[1, 1] - square[0, 1] ** 2

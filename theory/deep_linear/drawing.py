@@ -1,4 +1,4 @@
-"""A phase diagram in one call: where transfer helps, over the load and the angle."""
+"""Draws a phase diagram in one call: where transfer helps, over the load and the angle."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,8 +27,8 @@ def phase_diagram(
 ) -> "Axes":
     """Draws the closed-form transferability over the load n/d and the angle between the tasks.
 
-    Transfer helps where the map is orange and hurts where it is purple. It does neither on the
-    dashed line.
+    Transfer helps where the map is orange and hurts where it is purple; on the dashed line it has
+    no effect.
 
     Args:
       mode: "linear" (refit the last layer) or "fine_tuning" (train all layers).
@@ -36,10 +36,10 @@ def phase_diagram(
       d: The dimension. The numbers of samples are then n = load d, rounded. None draws the limit
         of infinite dimension.
       depth: Number of weight matrices; mode "fine_tuning" only.
-      loads: The loads n/d, increasing. The default is 100 values from .01 to 2, without 1, where
+      loads: The loads n/d, increasing. The default is 100 values from .01 to 2, excluding 1, where
         a mean is infinite.
       thetas: The angles in radians, increasing. The default is 100 values from 0 to pi/2.
-      reach: The transferability of the strongest colours.
+      reach: The transferability at the ends of the colour scale.
       ax: The axes to draw into. None makes a new figure, `ax.figure`.
 
     Returns:

@@ -1,8 +1,8 @@
 """The predictor at the end of each kind of training, on one given data set (X, y).
 
 These are limits of gradient flow from small weights (scratch) or from rank-one pretrained weights.
-They hold for any design X of any rank, without assumptions on its distribution. `networks` trains
-real networks towards the same limits.
+They hold for any design X of any rank, without assumptions about its distribution. `networks`
+trains real networks towards the same limits.
 """
 
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ Vector = Float[Array, " d"]
 
 @problems.defined
 def scratch_fit(x: Design, y: Labels) -> Vector:
-    """Computes X^+ y, the least-squares fit of minimum norm, where training from scratch ends.
+    """Computes X^+ y, the least-squares fit of minimum norm, the limit of training from scratch.
 
     Args:
       x: Inputs `(n, d)`.
@@ -48,13 +48,13 @@ def scratch_fit(x: Design, y: Labels) -> Vector:
 
 @problems.defined
 def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike = 0.0) -> Vector:
-    """Computes the multiple of beta_s that fits best, where training only the last layer ends.
+    """Computes the best-fitting multiple of beta_s, the limit of training only the last layer.
 
     One coefficient w is fitted on the unit feature beta_s / |beta_s|, by the loss
 
         |y - w X beta_s / |beta_s||^2 / (2n) + ridge w^2 / 2.
 
-    It is 0 where X beta_s = 0.
+    It is 0 if X beta_s = 0.
 
     Args:
       x: Inputs `(n, d)`.
@@ -87,7 +87,7 @@ def linear_transfer_fit(x: Design, y: Labels, beta_s: Vector, ridge: ArrayLike =
 
 @problems.defined
 def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2) -> Vector:
-    """Computes X^+ y + c (I - P) beta_s, where fine-tuning all layers ends.
+    """Computes X^+ y + c (I - P) beta_s, the limit of fine-tuning all layers.
 
     P projects on the row space of x, and c is `null_scale` in units of |beta_s|. The pretrained
     weights are rank one and balanced with predictor beta_s. Depth 1 is linear regression started at
@@ -124,7 +124,7 @@ def fine_tuning_limit(x: Design, y: Labels, beta_s: Vector, depth: ArrayLike = 2
 
 def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vector]:
     """Returns X^+ y and P beta; relative singular values below max(n, d) eps count as zero."""
-    # An SVD decides the rank. Normal equations would square the condition number.
+    # An SVD determines the rank. Normal equations would square the condition number.
     u, s, vt = linalg.svd(x, full_matrices=False)
     seen = s > max(x.shape) * jnp.finfo(s.dtype).eps * s[0]
     vt = jnp.where(seen[:, None], vt, 0.0)
@@ -133,12 +133,12 @@ def _fit(x: Design, y: Labels, beta: Vector | None = None) -> tuple[Vector, Vect
 
 
 def check_data(x: Array, y: Array, beta: Array | None = None) -> None:
-    """Raises an error, naming the argument, unless data and source conform.
+    """Raises an error with the argument's name unless data and source conform.
 
     Args:
-      x: Inputs, to be `(n, d)` with n, d >= 1.
-      y: Labels, to be `(n,)`.
-      beta: Source, to be `(d,)` and nonzero; not checked if None.
+      x: Inputs, which must be `(n, d)` with n, d >= 1.
+      y: Labels, which must be `(n,)`.
+      beta: Source, which must be `(d,)` and nonzero; not checked if None.
 
     Raises:
       ValueError: If shapes do not conform, a value is not finite, or the source has norm 0.

@@ -1,14 +1,14 @@
 """Predictors during training: gradient flow at finite times, on one given data set.
 
-From a rank-one balanced pretrained state the whole network follows from its predictor b = W_1 ...
-W_L, which obeys
+From a rank-one balanced pretrained state, the network is determined by its predictor b = W_1 ...
+W_L, which satisfies
 
     db/dt = -|b|^{2-2/L} [g + (L-1) b (b.g)/|b|^2],  g = C b - X^T y/n,  C = X^T X/n.
 
-The part of b that the data cannot see keeps its direction. In the eigenbasis of C the state
-therefore has min(n, d) + 1 numbers, and no weight matrix is stored. The limit t -> inf is
-`estimators.fine_tuning_limit`. Near n = d it is reached late, since directions of small eigenvalues
-are slow. `training_time` has mean risks of linear models along time.
+The part of b outside the row space of the data keeps its direction. In the eigenbasis of C, the
+state therefore consists of min(n, d) + 1 numbers, and no weight matrix is stored. The limit t ->
+inf is `estimators.fine_tuning_limit`. Near n = d it is reached late, because directions of small
+eigenvalues are slow. `training_time` computes mean risks of linear models over time.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def fine_tuning_flow(
 ) -> Float[Array, "times d"]:
     """Integrates the fine-tuning of all layers and returns the predictor at given times.
 
-    The integrator is the classical fourth-order Runge-Kutta scheme, with a step tied to the fastest
-    time scale of the equation.
+    The integrator is the classical fourth-order Runge-Kutta scheme, with a step proportional to the
+    fastest time scale of the equation.
 
     Args:
       x: Inputs `(n, d)`.
@@ -86,7 +86,7 @@ def linear_flow(
 
         b(t) = beta_0 + X^+ diag(1 - e^{-t s^2/n}) (y - X beta_0),
 
-    in the basis of the left singular vectors. beta_0 = 0 is training from scratch.
+    in the basis of the left singular vectors. beta_0 = 0 corresponds to training from scratch.
 
     Args:
       x: Inputs `(n, d)`.
@@ -125,7 +125,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
     seen = vt @ beta_s
     unseen = beta_s - seen @ vt
     size = jnp.linalg.norm(unseen)
-    # The last coordinate is the length of the unseen part, which has gradient 0.
+    # The last coordinate is the norm of the unseen part, which has gradient 0.
     curvature, pull = jnp.append(curvature, 0.0), jnp.append(pull, 0.0)
     z = jnp.append(seen, size)
     power = 1 - 1 / depth
@@ -133,7 +133,7 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
 
     def speed(z: Array) -> Array:
         gradient = curvature * z - pull
-        # |b|^2 is a divisor. It is 0 only where every term that it divides is 0.
+        # |b|^2 is a divisor. It is 0 only if every term that it divides is 0.
         size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
         return -(size2**power) * (gradient + (depth - 1) * z * (z @ gradient) / size2)
 
@@ -143,14 +143,14 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
             size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
             growth = jnp.where(depth < 2, 0.0, drive * size2 ** (power - 0.5))
             fastest = depth * jnp.maximum(curvature.max() * size2**power, growth)
-            # The step depends on the state, since time scales change with |b| by orders of
+            # The step depends on the state, because time scales change with |b| by orders of
             # magnitude.
             h = jnp.minimum(STEP / fastest, until - t)
             a = speed(z)
             b = speed(z + h / 2 * a)
             c = speed(z + h / 2 * b)
             d = speed(z + h * c)
-            # The last step ends exactly at `until`, since rounding could leave a tiny rest.
+            # The last step ends exactly at `until`, because rounding could leave a tiny remainder.
             t = jnp.where(h < until - t, t + h, until)
             return t, z + h / 6 * (a + 2 * b + 2 * c + d)
 

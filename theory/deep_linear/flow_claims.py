@@ -1,4 +1,4 @@
-"""Closed forms of fine-tuning compared with networks that are trained on many random data sets.
+"""Compares closed forms of fine-tuning with networks trained on many random data sets.
 
 Other claims average an estimator in closed form over data, with the closed form's scale c. Here
 both layers of every network follow their gradient flow (`directions.flow`), from small weights
@@ -162,7 +162,7 @@ def _():
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Extrapolates to d = inf. The smaller size has little weight."""
+        """Extrapolates to d = inf. The smaller size has a small weight."""
         draws = 130 if quick else 1_300
         small, large = (
             _mean_risk(jax.random.fold_in(key, d), d, draws) for d in (SMALL, TIMES * SMALL)

@@ -1,13 +1,13 @@
-"""Simulation of a whole phase diagram from one factorisation per data set.
+"""Simulates a whole phase diagram from one factorisation per data set.
 
 The data sets are nested: n samples are the first n rows of X. Let X_d = L Q with L lower
 triangular, from one QR factorisation. The first n rows of B = L^{-1} [X beta_s, X nu, noise] are
 X_n^+ [...] in the basis of Q's rows. The Gram matrices of all n <= d are therefore cumulative sums
-of 3 x 3 outer products. For n > d only the noise matters. X^T X grows block by block, with one
-Cholesky factorisation per requested n. More angles, noise levels and depths cost nothing (see
+of 3 x 3 outer products. For n > d only the noise matters: X^T X grows block by block, with one
+Cholesky factorisation per requested n. Additional angles, noise levels and depths are free (see
 `overlaps`).
 
-Draws are independent. Along load, theta, sigma and depth they share their data, so neighbouring
+Draws are independent. They share their data along load, theta, sigma and depth, so neighbouring
 points of a curve are correlated.
 """
 
@@ -28,8 +28,9 @@ from theory.problems import defined
 def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
     """Simulates Gaussian data sets and computes their overlaps at several numbers of samples.
 
-    The result is in float64 whatever the caller's precision, since the Gram matrix squares the
-    condition number, which is large near n = d. A draw depends on its own key and on max(ns) alone.
+    The result is in float64 regardless of the caller's precision, because the Gram matrix squares
+    the condition number, which is large near n = d. A draw depends on its own key and on max(ns)
+    alone.
 
     Args:
       keys: One typed random key per draw, `jax.random.split(key, draws)`.
@@ -40,7 +41,7 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
       Overlaps with leading axes `(keys, ns)`, in the order given.
 
     Raises:
-      ValueError: If `ns` is empty or holds anything but integers >= 1, d < 2, or `keys` is not a
+      ValueError: If `ns` is empty or contains anything but integers >= 1, d < 2, or `keys` is not a
         vector of typed keys.
     """
     counts = np.asarray(ns)
@@ -67,11 +68,11 @@ def simulate_overlaps(keys: Array, ns: Sequence[int], d: int) -> Overlaps:
 def _simulate(keys: Array, ns: tuple[int, ...], d: int) -> Overlaps:
     def overlaps(key: Array) -> Overlaps:
         key_x, key_noise = jax.random.split(key)
-        # The largest n decides the shape of the random arrays, and so every number in them.
+        # The largest n determines the shape of the random arrays, and so every number in them.
         x, noise = jax.random.normal(key_x, (ns[-1], d)), jax.random.normal(key_noise, (ns[-1],))
         return nested_overlaps(x, noise, jnp.eye(d, 2), ns)
 
-    # One data set after the other, since all at once would hold every X in memory.
+    # One data set after another, because all at once would keep every X in memory.
     return jax.lax.map(overlaps, keys)
 
 
@@ -84,8 +85,8 @@ def nested_overlaps(
 ) -> Overlaps:
     """Computes the overlaps of the first n rows of given data, for several n.
 
-    The first min(n, d) rows of x must be linearly independent. In float32 expect errors of the
-    order of eps cond(x)^2 near n = d.
+    The first min(n, d) rows of x must be linearly independent. In float32, expect errors of order
+    eps cond(x)^2 near n = d.
 
     Args:
       x: Inputs `(m, d)`, m >= max(ns).
@@ -114,8 +115,8 @@ def nested_overlaps(
         grams.append(jnp.cumsum(b[:, :, None] * b[:, None, :], axis=0)[below - 1])
     if above.size:
         fits = _noise_fits(x, noise, above)
-        # Above n = d the data see everything: X^+ X is the identity, and only the noise is fitted
-        # anew.
+        # Above n = d the data determine everything: X^+ X is the identity, and only the noise is
+        # fitted.
         seen = jnp.broadcast_to(jnp.eye(2, dtype=x.dtype), (above.size, 2, 2))
         grams.append(bordered(seen, fits @ tasks, jnp.sum(fits**2, axis=-1)))
     return Overlaps(jnp.concatenate(grams), source, jnp.asarray(ns))

@@ -1,7 +1,7 @@
-"""An exact sampler of `Overlaps` at finite n and d, which never builds a data matrix.
+"""Samples `Overlaps` exactly at finite n and d, without building a data matrix.
 
-For Gaussian X the 3 x 3 Gram matrix of `Overlaps` is made of chi-squares and normals. With P the
-projection on the row space of X, I - P restricted to span(beta_s, nu) is a matrix-variate Beta,
+For Gaussian X, the 3 x 3 Gram matrix of `Overlaps` is a function of chi-squares and normals. With P
+the projection on the row space of X, I - P restricted to span(beta_s, nu) is a matrix-variate Beta,
 |X^+ noise|^2 is chi^2_min(n, d) / chi^2_{|n - d| + 1}, and the direction of X^+ noise is uniform in
 the row space. A draw costs O(1) for any n and d. `grid` simulates the same quantities from actual
 data.
@@ -25,8 +25,8 @@ def overlaps_law(key: Array, *, n: int, d: int, draws: int) -> Overlaps:
     """Draws exact samples of the overlaps of n Gaussian samples in d dimensions.
 
     The Gram matrix has its exact joint law, so scratch and fine-tuning risks may be compared draw
-    by draw. `source` has its exact law too, but is drawn independently of `gram`. Do not pair the
-    two.
+    by draw. `source` has its exact law too, but is drawn independently of `gram`. Do not combine
+    the two.
 
     Args:
       key: Random key.
@@ -72,8 +72,8 @@ def _overlaps(frames, noise, plane: Array, rest: Array, pair, n: Array) -> Overl
     else:
         projector = jnp.broadcast_to(jnp.eye(2), (len(plane), 2, 2))
     size2 = noise[0] / noise[1]
-    # X^+ noise points uniformly into the row space, of dimension min(n, d): its inner products with
-    # P beta_s and P nu are two coordinates of a uniform direction.
+    # The direction of X^+ noise is uniform in the row space, of dimension min(n, d): its inner
+    # products with P beta_s and P nu are two coordinates of a uniform direction.
     plane = plane * jnp.sqrt(size2 / (jnp.sum(plane**2, -1) + rest))[:, None]
     # The Cholesky factor of P restricted to the plane gives an orthonormal frame of the row space,
     # in which P beta_s has the coordinates (a, 0) and P nu (b, c).

@@ -121,7 +121,7 @@ def _trained(
 
 
 def _in_numpy(weights: Weights) -> list[np.ndarray]:
-    """Converts weights to NumPy arrays, as measures of few numbers are not worth compiling."""
+    """Converts weights to NumPy arrays, because measures of few numbers are not worth compiling."""
     return [np.asarray(w) for w in weights]
 
 
@@ -162,7 +162,7 @@ def _end(
 
 
 def _least(of: Measure, start: Start, times: int = 20) -> Simulate:
-    """Measures a network at times 0, 1, 2, ... of pretraining and takes the least value."""
+    """Measures a network at times 0, 1, 2, ... of pretraining and returns the smallest value."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick
@@ -176,7 +176,7 @@ def _least(of: Measure, start: Start, times: int = 20) -> Simulate:
 
 
 def _loss_left(start: Start, time: float, *, at: Setting | None = None) -> Simulate:
-    """Computes L(t) / L(0). For n < d the training loss is only the part that the data see."""
+    """Computes L(t) / L(0). For n < d the training loss is only the part in the row space."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         del quick

@@ -1,9 +1,9 @@
 """Deep linear networks f(x) = x W_1 W_2 ... W_L, trained by gradient descent.
 
-The closed forms of this package are compared with these simulators, which use no closed form. W_1,
+These simulators use no closed form; the closed forms of this package are compared with them. W_1,
 ..., W_{L-1} are `(d, d)`. W_L is `(d,)` (Features are fate, arXiv 2410.08194, eq. 9), or `(d, m)`
-for m outputs. The squared errors of outputs add up. Losses and units are as in `theory.problems`.
-Gradient descent at a small rate approximates gradient flow.
+for m outputs. The squared errors of the outputs are summed. Losses and units are as in
+`theory.problems`. Gradient descent at a small rate approximates gradient flow.
 """
 
 from collections.abc import Callable
@@ -77,7 +77,7 @@ def small_weights(
 
 @problems.defined
 def gaussian_weights(key: Array, d: int, depth: int, alpha: ArrayLike) -> Weights:
-    """Draws weights of alpha times independent normal entries, as the paper's experiments do.
+    """Draws weights of alpha times independent normal entries, as in the paper's experiments.
 
     For wide layers they violate eq. (22), which `small_weights` satisfies.
 
@@ -119,10 +119,10 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
       weights: Weight matrices, first layer first, at least two.
 
     Returns:
-      The least eigenvalue of all these matrices, a scalar.
+      The smallest eigenvalue of all these matrices, a scalar.
 
     Raises:
-      ValueError: If there is one layer only.
+      ValueError: If there is only one layer.
 
     References:
       features-are-fate (arXiv 2410.08194), eqs. (22) and (35).
@@ -144,8 +144,8 @@ def least_invariant(weights: Weights) -> Float[Array, ""]:
 def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
     """Builds the balanced network of width one that computes `beta`.
 
-    Balanced networks of rank one that compute the same predictor keep doing so at every later step
-    of descent, whatever their width. Descent from small weights makes such networks as alpha -> 0.
+    Balanced networks of rank one and any width that compute the same predictor still do so after
+    every step of descent. Descent from small weights produces such networks as alpha -> 0.
 
     Args:
       beta: The predictor, `[d]`.
@@ -172,11 +172,12 @@ def narrow_weights(beta: Float[Array, " d"], depth: int) -> Weights:
 def start_of_growth(
     weights: Weights, x: Float[Array, "n d"], y: Float[Array, " n"]
 ) -> Float[Array, " d"]:
-    """Finds the predictor from which a balanced network of rank one follows small weights.
+    """Computes the predictor from which a balanced network of rank one follows training from small
+    weights.
 
     Let s = X^T y / n and u = s / |s|. Two small layers first obey a linear flow. In it p = (W_1^T u
-    + W_2) / 2 grows as e^{|s| t} and nothing else grows. They soon equal the network that began at
-    |p|^2 u, up to relative errors O(alpha). One layer begins at its own weights.
+    + W_2) / 2 grows as e^{|s| t} and nothing else grows. They soon equal the network that started
+    at |p|^2 u, up to relative errors O(alpha). One layer starts at its own weights.
 
     Args:
       weights: One or two small layers, `[d]` or `[d, d]` and `[d]`.
@@ -187,7 +188,7 @@ def start_of_growth(
       The predictor at time 0.
 
     Raises:
-      ValueError: If there are more than two layers, since their first growth is not linear.
+      ValueError: If there are more than two layers, because their initial growth is not linear.
     """
     *first, last = weights
     if len(first) > 1:
@@ -203,7 +204,7 @@ def start_of_growth(
 def predictor(weights: Weights) -> Float[Array, "d *m"]:
     """Computes the linear map beta = W_1 ... W_L of a network.
 
-    It multiplies from the right, which avoids products of two square matrices.
+    Multiplication from the right avoids products of two square matrices.
 
     Args:
       weights: Weight matrices, first layer first.
@@ -317,13 +318,13 @@ def _descend(
     def step(state: tuple[Array, Array, Weights]) -> tuple[Array, Array, Weights]:
         taken, _, weights = state
         value, gradient = evaluate(weights)
-        # The loss belongs to the weights before the step. Weights that reach `until` are kept.
+        # The loss is that of the weights before the step. Weights that reach `until` are kept.
         going = value > until  # a NaN ends it, too
         pace = jnp.where(going, rate, 0.0)
         moved = jax.tree.map(lambda w, g: w - (pace * g).astype(w.dtype), weights, gradient)
         return taken + going, going, moved
 
-    # The number of steps is traced, so one compilation serves all.
+    # The number of steps is traced, so a single compilation is sufficient.
     start = jnp.zeros((), int), jnp.ones((), bool), weights
     taken, _, weights = jax.lax.while_loop(lambda s: s[1] & (s[0] < steps), step, start)
     value, gradient = evaluate(weights)

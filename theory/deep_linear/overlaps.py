@@ -1,10 +1,10 @@
 """The few inner products that determine every risk on one data set.
 
 Let nu be the unit vector orthogonal to beta_s with beta_t = cos beta_s + sin nu. Let B = X^+ [X
-beta_s, X nu, noise] and G = B^T B. The scratch and fine-tuning risks of one data set are algebra in
-the 3 x 3 matrix G, for every angle, noise level and depth. Linear transfer needs three more inner
-products. `grid` computes these numbers from simulated data, `laws` draws them from their exact
-distribution.
+beta_s, X nu, noise] and G = B^T B. The scratch and fine-tuning risks of one data set are functions
+of the 3 x 3 matrix G, for every angle, noise level and depth. Linear transfer requires three more
+inner products. `grid` computes these numbers from simulated data, `laws` draws them from their
+exact distribution.
 """
 
 from typing import NamedTuple
@@ -35,7 +35,7 @@ class Overlaps(NamedTuple):
     def scratch(self, theta: ArrayLike, sigma: ArrayLike) -> Array:
         """Computes the risk |X^+ y - beta_t|^2 of training from scratch.
 
-        X^+ y is where gradient flow from small weights ends (Tahir et al., Features are fate, Thm
+        X^+ y is the limit of gradient flow from small weights (Tahir et al., Features are fate, Thm
         3.5).
         """
         return _unlearned(self.gram, -jnp.cos(theta), -jnp.sin(theta)) + self._noise(sigma)
@@ -45,7 +45,7 @@ class Overlaps(NamedTuple):
     ) -> Array:
         """Computes the risk |X^+ y + c (I - P) beta_s - beta_t|^2 of fine-tuning all layers.
 
-        This is Thm 3.9 of Features are fate as corrected here; `null_scale` defines c.
+        This is a corrected form of Thm 3.9 of Features are fate; `null_scale` defines c.
 
         Args:
           theta: Angle between source and target in radians.
@@ -107,21 +107,21 @@ def _unlearned(gram: Array, a: ArrayLike, b: ArrayLike) -> Array:
     """Computes |(I - P)(a beta_s + b nu)|^2, the part of the risk that the data cannot reduce."""
     # beta_s and nu are orthonormal, so (I - P) has the Gram matrix I - G in their plane.
     quadratic = a * a * (1 - gram[..., 0, 0]) + b * b * (1 - gram[..., 1, 1])
-    # This is a square, but rounding of the Gram matrix may make it negative.
+    # This is a square, but may be negative due to rounding of the Gram matrix.
     return jnp.maximum(quadratic - 2 * a * b * gram[..., 0, 1], 0.0)
 
 
 @problems.defined
 def null_scale(p: ArrayLike, q: ArrayLike, depth: ArrayLike) -> Array:
-    """Computes the factor by which fine-tuning rescales the part of the source that data cannot
-    see.
+    """Computes the factor by which fine-tuning rescales the part of the source outside the row
+    space.
 
     Gradient flow from a rank-one balanced pretrained network freezes (I - P) W_1 but not the later
-    layers, which grow with |beta|. So (I - P) beta_s is multiplied by the c that solves
+    layers, which grow with |beta|. Therefore (I - P) beta_s is multiplied by the solution c of
 
         c = N^{1 - 1/depth},  N^2 = p + q c^2.
 
-    The paper has c = 1, which is true for depth 1 only, or when |X^+ y| = |P beta_s|.
+    The paper has c = 1, which is correct only for depth 1, or if |X^+ y| = |P beta_s|.
 
     Args:
       p: |X^+ y|^2 / |beta_s|^2, >= 0.
@@ -171,12 +171,12 @@ def scale_by_seen(p: ArrayLike, seen: ArrayLike, depth: ArrayLike) -> Array:
 
 
 def _scale(p: ArrayLike, seen: Array, q: Array, depth: ArrayLike) -> Array:
-    """Takes both seen and q = 1 - seen, since the larger one loses the digits of a tiny one."""
+    """Takes both seen and q = 1 - seen, because the larger one does not resolve a tiny one."""
     values = (jnp.asarray(v, dtype=float) for v in (p, seen, q, depth))
     return _solved_scale(*jnp.broadcast_arrays(*values))
 
 
-@jax.jit  # not compiled anew by every caller, as a loop over a local function is
+@jax.jit  # compiled once, unlike a loop over a local function in every caller
 def _solved_scale(p: Array, seen: Array, q: Array, depth: Array) -> Array:
     b, tiny = 1 / depth, jnp.finfo(p.dtype).tiny
     # With p = 0 the equation is e^{-bx} = q. With b = 0 and seen = 0 it cannot be solved.

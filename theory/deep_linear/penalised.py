@@ -5,14 +5,14 @@ The objective is
     |y - X b|^2 / (2n) + penalty |b - start|^2 / 2.
 
 With start = 0 it is ridge regression from scratch. With start = beta_s it is L2-SP, and the penalty
-pulls towards the source. Both are one problem, since b - start is ridge regression of the offset
-beta_t - start. The best penalty has the least expected risk. Like `risks.optimal_ridge`, it depends
-on the noise and on the length of the offset.
+pulls towards the source. Both are the same problem, because b - start is ridge regression of the
+offset beta_t - start. The best penalty has the smallest expected risk. Like `risks.optimal_ridge`,
+it depends on the noise and on the length of the offset.
 
 For isotropic inputs the best penalty is exact at any n and d. The risks are deterministic
-equivalents, that is limits of large n and d. At finite n and d the mean is larger, by at most
-|offset|^2 / (4d) to first order (`best_risk`). `wishart` has it exactly. `covariance` has the
-equivalents.
+equivalents, that is, limits of large n and d. At finite n and d the mean is larger, by at most
+|offset|^2 / (4d) to first order (`best_risk`). `wishart` computes it exactly. The equivalents are
+in `covariance`.
 """
 
 from collections.abc import Callable
@@ -36,13 +36,13 @@ ROUNDS = 4  # each narrows the interval around the best of them by POINTS / 2
 @renamed("n", "d", "distance", "sigma", until="0.4")
 @problems.in_float64
 def best_penalty(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Array:
-    """Computes the penalty of least expected risk for isotropic inputs, exactly.
+    """Computes the penalty with the smallest expected risk for isotropic inputs, exactly.
 
         sigma^2 d / (n distance^2)
 
-    By rotation invariance the risk equals its mean over offsets of this length in all directions.
-    The mean depends only on the offsets' second moment, which a Gaussian prior shares. The
-    posterior mean under this prior has the penalty above.
+    By rotation invariance, the risk equals its mean over offsets of this length in all directions.
+    The mean depends only on the offsets' second moment, and a Gaussian prior has the same second
+    moment. The posterior mean under this prior has the penalty above.
 
     Args:
       n: Number of samples, >= 1.
@@ -51,8 +51,8 @@ def best_penalty(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: Arra
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      The penalty, with the broadcast shape of the arguments. It is inf where start equals the
-      target, and 0 without noise.
+      The penalty, with the broadcast shape of the arguments. It is inf if start equals the target,
+      and 0 without noise.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -112,11 +112,11 @@ def best_risk(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLi
     0.1902...
     """
     n, d, distance, sigma = _checked(n, d, distance, sigma)
-    # In this form sigma = 0 gives distance^2 (1 - n/d) to the bit, as for scratch training.
+    # In this form, sigma = 0 gives exactly distance^2 (1 - n/d), as for scratch training.
     b = distance**2 * ((d - n) / d) - sigma**2
     root = jnp.hypot(b, 2 * distance * sigma)
     falls = b < 0
-    # Where b < 0 the other root does not cancel. The product of both is distance^2 sigma^2.
+    # For b < 0 the other root does not cancel. The product of both is distance^2 sigma^2.
     other = jnp.where(falls, root - b, 1.0)
     return jnp.where(falls, 2 * (distance * sigma) ** 2 / other, (b + root) / 2)
 
@@ -128,7 +128,7 @@ def distance2_of(*, n: ArrayLike, d: ArrayLike, risk: ArrayLike, sigma: ArrayLik
 
         R (R + sigma^2) / (R (1 - n/d) + sigma^2)
 
-    With it every comparison with a regularised learner gives a boundary in closed form.
+    With this, every comparison with a regularised learner gives a boundary in closed form.
 
     Args:
       n: Number of samples, >= 1.
@@ -173,7 +173,7 @@ def best_risk_of(
       sigma: Standard deviation of the label noise, >= 0; one number.
 
     Returns:
-      The penalty and the limiting risk. The penalty is inf where it is best not to learn.
+      The penalty and the limiting risk. The penalty is inf if it is best not to learn.
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
@@ -233,7 +233,7 @@ def best_scaled_risk_of(
         return jnp.where(squares > 0, products / jnp.where(squares > 0, squares, 1.0), 0.0)
 
     def at_penalty(at: covariance.Equivalent) -> Array:
-        # Without noise the risk is linear in the squares of the offset.
+        # Without noise, the risk is linear in the squares of the offset.
         return scale(at.risk(source * target, 0.0), at.risk(source**2, 0.0))
 
     def risk(at: covariance.Equivalent, sigma: Array) -> Array:
@@ -254,7 +254,7 @@ def _search(
     risk: Callable[[covariance.Equivalent, Array], Array],
     still: Array,
 ) -> tuple[Array, Array]:
-    """Finds the penalty of least risk, and that risk, on a grid that is refined.
+    """Finds the penalty with the smallest risk, and this risk, on a grid that is refined.
 
     `still` is the risk at an infinite penalty.
     """

@@ -1,8 +1,8 @@
 """Ridge regression from scratch and L2-SP at their best penalty, solved on random data.
 
 The simulator minimises twice. It solves the penalised least squares problem of every data set, and
-searches the penalty of least mean risk. It uses no formula for either. All penalties are tried on
-the same data sets, so differences between them have little noise.
+searches for the penalty with the smallest mean risk. It uses no formula for either. All penalties
+are tried on the same data sets, so differences between them have little noise.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class Ridges(NamedTuple):
         return (up - down) / (2 * step)
 
     def best(self) -> tuple[Estimate, Estimate]:
-        """Searches the penalty of least mean risk.
+        """Searches for the penalty with the smallest mean risk.
 
         Returns:
           The penalty, with the standard error of the root of a mean slope, and the risk there.
@@ -88,7 +88,7 @@ class Ridges(NamedTuple):
 def ridges(
     rng: np.random.Generator, s: np.ndarray, offset: np.ndarray, n: int, sigma: float, draws: int
 ) -> Ridges:
-    """Draws data sets and brings penalised least squares on them into the form of `Ridges`.
+    """Draws data sets and makes `Ridges` of penalised least squares on them.
 
     Args:
       rng: Random generator.
@@ -115,7 +115,7 @@ def ridges(
 
 
 class Offset(NamedTuple):
-    """A problem in any dimension, as the offset of the target from the start.
+    """A problem in any dimension, given by the offset of the target from the start.
 
     Attributes:
       eigenvalues: Of the covariance, each in as many directions.
@@ -167,7 +167,7 @@ class Offset(NamedTuple):
 
 
 def _searcher(problem: Offset) -> Callable[[Array, bool], dict[str, Estimate]]:
-    """Searches the best penalty in the smaller dimension, and as d -> inf, with its risk."""
+    """Searches for the best penalty in the smaller dimension, and as d -> inf, with its risk."""
 
     @once
     def search(key: Array, quick: bool) -> dict[str, Estimate]:

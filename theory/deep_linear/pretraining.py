@@ -1,7 +1,7 @@
-"""Pretraining on finitely many samples, and the random source that results from it.
+"""Pretraining on finitely many samples, and the resulting random source.
 
-The paper pretrains on the population loss. On n_s samples, small weights instead end at
-beta_hat = X^+ y (Features are fate, Thm 3.5), and their features become rank one along it. The
+The paper pretrains on the population loss. On n_s samples, training from small weights instead ends
+at beta_hat = X^+ y (Features are fate, Thm 3.5), and the features have rank one along it. The
 target data are independent of beta_hat and isotropic, so only its norm and its angle to the target
 matter. All results for an infinitely pretrained network therefore hold with the norm and the angle
 of this random `Source`.
@@ -20,9 +20,9 @@ from theory.deep_linear.overlaps import Overlaps
 
 
 class Source(NamedTuple):
-    """Norm and angle of a pretrained predictor, seen from a unit target.
+    """Norm and angle of a pretrained predictor, relative to a unit target.
 
-    The laws take both, as `risks.fine_tuning_risk(load=0.5, theta=source.theta, sigma=0.2,
+    The laws take both, as in `risks.fine_tuning_risk(load=0.5, theta=source.theta, sigma=0.2,
     size=source.size)`.
 
     Attributes:
@@ -57,7 +57,8 @@ def source_from(overlaps: Overlaps, theta: ArrayLike, sigma: ArrayLike) -> Sourc
     across = gram[..., 0, 1] + sigma * gram[..., 1, 2]
     size2 = gram[..., 0, 0] + sigma * (2 * gram[..., 0, 2] + sigma * gram[..., 2, 2])
     inner = jnp.cos(theta) * along + jnp.sin(theta) * across
-    # |beta_hat|^2 minus the square of its part along the target. Rounding may make it negative.
+    # |beta_hat|^2 minus the square of its part along the target. It may be negative due to
+    # rounding.
     across2 = jnp.maximum(size2 - inner**2, 0.0)
     return Source(jnp.sqrt(size2), jnp.arctan2(jnp.sqrt(across2), inner))
 
@@ -97,10 +98,10 @@ def source_limit(*, load: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Sour
 
         |beta_hat|^2 -> seen + v,  <beta_hat, beta_s> -> seen.
 
-    At load = 1 with noise beta_hat is infinitely long and orthogonal to the target.
+    At load = 1 with noise, beta_hat has infinite norm and is orthogonal to the target.
 
     Args:
-      load: Load of pretraining, > 0; inf is the paper's population loss.
+      load: Load of pretraining, > 0; inf gives the paper's population loss.
       theta: Angle between the true source task and the target, in radians, in [0, pi].
       sigma: Standard deviation of the noise on the source labels, >= 0.
 

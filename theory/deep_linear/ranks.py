@@ -1,36 +1,37 @@
-"""Fine-tuning of rank k, in which the weights move in a subspace of k directions only.
+"""Fine-tuning of rank k, in which the weights move only in a subspace of k directions.
 
 The fit is b_0 + U c with U `(d, k)` orthonormal. c is the fit of minimum norm to the residuals of n
-labels at the start b_0. The part of the target outside of the span acts as noise. With the offset
-beta_t - b_0 in place of the target, `subspace` has the same law. This module has the dependence of
-the risk on k.
+labels at the start b_0. The part of the target outside the span acts as noise. `subspace` has the
+same law, with the offset beta_t - b_0 in place of the target. This module describes the dependence
+of the risk on k.
 
-A random subspace. On average a share k / d of the offset's square lies inside. The risk is then
+A random subspace. On average, a fraction k / d of the offset's square is inside. The risk is then
 
     k <= n - 2:  [(1 - k/d) distance^2 (n - 1) + sigma^2 k] / (n - k - 1)
     k >= n + 2:  distance^2 (1 - n/d) + [(1 - k/d) distance^2 + sigma^2] n / (k - n - 1).
 
-It peaks at k = n, the second peak of double descent. The second line falls in k. The first is a
-ratio of two linear functions and therefore monotone. It rises in k where n - 1 < d (1 + sigma^2 /
-distance^2). So the least risk is always at an end, with all directions or with none
-(`best_random_rank`). A random subspace of a rank in between is worse than one of the two.
+It peaks at k = n, the second peak of double descent. The second line decreases in k. The first is a
+ratio of two linear functions and therefore monotone; it increases in k if n - 1 < d (1 + sigma^2 /
+distance^2). The smallest risk is therefore always at an end, with all directions or with none
+(`best_random_rank`). A random subspace of a rank in between is never better than both.
 
-Directions in an order, best first. Then ranks between the ends can win. Let m be the square of the
-part that rank k misses. The next direction lowers the risk if its square is larger than
+Ordered directions, best first. Here ranks between the ends can be best. Let m be the square of the
+part that rank k does not cover. The next direction lowers the risk if its square is larger than
 
     (m + sigma^2) / (n - k - 1)   (`rank_threshold`),
 
-the noise, missed directions included, per remaining degree of freedom.
+the noise, including missed directions, per remaining degree of freedom.
 
-An example: d = 100, n = 50, distance 1, sigma = 0.5, and the squares of the offset fall as i^-2.
-The square of direction 6 is 0.017, and 0.105 are missed without it. The threshold is (0.105 + 0.25)
-/ 44 = 0.0081, so direction 6 lowers the risk. Direction 9 has 0.0075 and the threshold is 0.0077.
-So rank 8 is best, with a risk of 0.127. The risk is 0.76 with all directions and 1 with none.
+An example: d = 100, n = 50, distance 1, sigma = 0.5, and the squares of the offset decrease as
+i^-2. The square of direction 6 is 0.017, and 0.105 are missed without it. The threshold is (0.105 +
+0.25) / 44 = 0.0081, so direction 6 lowers the risk. Direction 9 has 0.0075, below the threshold of
+0.0077. Rank 8 is therefore best, with a risk of 0.127. The risk is 0.76 with all directions and 1
+with none.
 
-Directions from sources. m noisy sources span a subspace near the one of their true tasks. Its first
-directions are the leading singular vectors of the sources. The noise decides how much of each is
-recovered (`recovered_share`). Below a strength of sqrt(d / m) nothing is recovered. The vector is
-then a random direction, which never lowers the risk.
+Directions from sources. m noisy sources span a subspace close to that of their true tasks. Its
+first directions are the leading singular vectors of the sources. The noise determines how much of
+each is recovered (`recovered_share`). Nothing is recovered below a strength of sqrt(d / m). The
+vector is then a random direction, which never lowers the risk.
 """
 
 from typing import NamedTuple
@@ -108,7 +109,7 @@ def random_rank_risk(
     most = np.inf if known is None else known
     problems.check("rank", rank, lambda k: (k >= 0) & (k <= most), "a number of directions 0 to d")
     n, d, distance, sigma, k = (jnp.asarray(v, float) for v in (n, d, distance, sigma, rank))
-    # In this form rank d misses nothing, to the bit.
+    # In this form, rank d misses exactly nothing.
     of = subspace.Overlap(k / d * distance**2, (d - k) / d * distance**2, jnp.maximum(k, 1.0), 1)
     moved = subspace.linear_transfer_risk(
         n=jnp.where(k > 0, n, 4.0), of=of, sigma=sigma, allow_infinite=allow_infinite
@@ -119,7 +120,7 @@ def random_rank_risk(
 @renamed("n", "d", "distance", "sigma", until="0.4")
 @problems.in_float64
 def best_random_rank(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: ArrayLike) -> Rank:
-    """Finds the rank of least risk in a random subspace, for isotropic inputs: d or 0.
+    """Finds the rank with the smallest risk in a random subspace, for isotropic inputs: d or 0.
 
     All directions are better than none where
 
@@ -133,7 +134,7 @@ def best_random_rank(*, n: ArrayLike, d: ArrayLike, distance: ArrayLike, sigma: 
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      The rank and its risk, with the broadcast shape of the arguments. The rank is 0 where both are
+      The rank and its risk, with the broadcast shape of the arguments. The rank is 0 if both are
       equally good.
 
     Raises:
@@ -152,7 +153,7 @@ def rank_threshold(*, missed: ArrayLike, n: ArrayLike, sigma: ArrayLike, rank: A
 
         (missed + sigma^2) / (n - rank - 1)
 
-    It is exact for Gaussian inputs, and eigenvectors of their covariance as directions.
+    It is exact for Gaussian inputs with eigenvectors of their covariance as directions.
 
     Args:
       missed: The mean square that the directions so far miss, >= 0. It is s_i (beta_t - b_0)_i^2,
@@ -206,7 +207,7 @@ def rank_risks(
       sigma: Standard deviation of the label noise, >= 0; one number.
 
     Returns:
-      The risks of k = 0, ..., d; inf where k is within 1 of n and there is noise.
+      The risks of k = 0, ..., d; inf if k is within 1 of n and there is noise.
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
@@ -243,7 +244,7 @@ def _rank_risks(s: Array, offset2: Array, n: Array, sigma: Array) -> Array:
 @renamed("n", "sigma", until="0.4")
 @problems.in_float64
 def best_rank(eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: ArrayLike) -> Rank:
-    """Finds the number of directions of least risk among the first ones, by `rank_risks`.
+    """Finds the number of leading directions with the smallest risk, by `rank_risks`.
 
     Args:
       eigenvalues: Eigenvalues of Sigma `(d,)`, as for `rank_risks`.
@@ -264,7 +265,7 @@ def best_rank(eigenvalues: Spectrum, offset: Spectrum, *, n: ArrayLike, sigma: A
 
 @problems.in_float64
 def recovered_share(strength: ArrayLike, d_over_m: ArrayLike) -> Array:
-    """Computes how well a leading singular vector of noisy sources finds the true one.
+    """Computes how well a leading singular vector of noisy sources recovers the true one.
 
     The sources are the columns of a `(d, m)` matrix of finite rank, plus errors of variance v. With
     x = (singular value)^2 / (m v) and c = d / m the squared cosine tends to
@@ -314,14 +315,14 @@ def source_rank_risks(
 
     Args:
       parts: The offset's components along the r true singular vectors, strongest first, `(r,)`.
-      outside: The norm of the offset outside of them, >= 0.
+      outside: The norm of the offset outside their span, >= 0.
       strengths: As for `recovered_share`, one for each of the vectors, descending, `(r,)`.
       d_over_m: Dimensions per source, > 0.
       n: Number of target samples, > r + 1.
       sigma: Standard deviation of the label noise of the target, >= 0.
 
     Returns:
-      The limits of the risk for k = 0, ..., r as d, m -> inf, where n stays as it is.
+      The limits of the risk for k = 0, ..., r as d, m -> inf at constant n.
 
     Raises:
       ValueError: If an argument is out of range or shapes do not conform.
@@ -338,7 +339,7 @@ def source_rank_risks(
     least = parts.size + 1
     problems.check("n", n, lambda n: (n > least) & (n < np.inf), "a number of samples > r + 1")
     n, sigma, outside = (jnp.asarray(v, dtype=float) for v in (n, sigma, outside))
-    # Each vector takes its share from the rest of the others, so nothing cancels.
+    # Each vector takes its share from the remainder of the others, so nothing cancels.
     left = parts**2 * (1 - recovered_share(strengths, d_over_m))
     k = jnp.arange(parts.size + 1)
     taken = jnp.arange(parts.size) < k[:, None]

@@ -1,4 +1,4 @@
-"""Fine-tuning of rank k beyond features-are-fate, in random subspaces and in ordered directions.
+"""Fine-tuning of rank k, beyond features-are-fate, in random subspaces and ordered directions.
 
 The simulator draws data and subspaces and solves least squares in the coordinates of the subspace.
 """

@@ -1,7 +1,7 @@
-"""Regressions on Gaussian data in NumPy, the simulators of claims about means over data sets.
+"""Regressions on Gaussian data in NumPy: the simulators of claims about means over data sets.
 
-Inputs are N(0, I). The source is beta_s = e_1, and the target has the angle theta to it. Both have
-norm one. Fits solve normal equations. No mean, law or limit is used.
+Inputs are N(0, I). The source is beta_s = e_1, and the target is at the angle theta to it; both
+have norm 1. Fits solve normal equations. No mean, law or limit is used.
 """
 
 from collections.abc import Callable
@@ -18,8 +18,8 @@ from theory.claims import Estimate, Simulate, generator
 
 PAPER = "features-are-fate"
 claim = partial(claims.claim, PAPER)
-# The words in the domain of a claim that averages an estimator in closed form. The claim tests the
-# average. Other claims test that networks end at this estimator.
+# The domain of a claim that averages an estimator in closed form. The claim tests the average.
+# Other claims test that networks converge to this estimator.
 AVERAGED = "estimator, averaged over data"
 # x [draws n d], y [draws n labels] -> [draws labels d]
 Fit = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -66,8 +66,8 @@ class Setting(NamedTuple):
         Args:
           rng: Random generator.
           draws: The number of inputs.
-          labels: The number of labels. If it is above one, their noise comes in pairs of opposite
-            sign.
+          labels: The number of labels. If it is larger than one, their noise comes in pairs of
+            opposite sign.
 
         Returns:
           Inputs `[draws n d]` and labels `[draws n labels]`.
@@ -126,7 +126,7 @@ def pseudoinverse(x: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Fits X^+ y, where training from small weights ends (Theorem 3.5)."""
+    """Fits X^+ y, the limit of training from small weights (Theorem 3.5)."""
     return pseudoinverse(x, y).swapaxes(-1, -2)
 
 
@@ -207,7 +207,7 @@ def risks(
       baseline: A fit for the difference (risk of baseline) - (risk of fit). None for the risk of
         `fit`.
       labels: The number of labels of the same inputs that each risk averages over. This averages
-        noise at little cost, since the inputs are factorised once.
+        noise at little cost, because the inputs are factorised once.
 
     Returns:
       The risks `[draws]`.
@@ -219,7 +219,8 @@ def risks(
         x, y = at.labelled(rng, min(batch, draws - start), labels)
         found = np.sum((fit(x, y) - target) ** 2, -1)
         if baseline is not None:
-            # Paired on the same data, so the shared part drops out of the error of the difference.
+            # Paired on the same data, so that the shared part cancels in the error of the
+            # difference.
             found = np.sum((baseline(x, y) - target) ** 2, -1) - found
         values.append(found.mean(-1))
     return np.concatenate(values)
@@ -233,7 +234,7 @@ def mean_risk(
     Args:
       fit: The fit.
       at: Sizes and tasks; |n - d| >= 4 (n > 4 in linear transfer) has a finite variance.
-      draws: Number of independent data sets; a tenth of them where quick.
+      draws: Number of independent data sets; a tenth of them if quick.
       baseline: As in `risks`.
       labels: As in `risks`.
 

@@ -1,25 +1,25 @@
-"""When pre-training helps a learner that is regularised anyway.
+"""Conditions under which pre-training helps a regularised learner.
 
-The paper compares transfer with training from scratch without a penalty. Here both sides choose
-one. Tasks beta_s and beta_t have norm 1 and the angle theta. A source w was fitted to other data.
-The learners of the target task are
+The paper compares transfer with training from scratch without a penalty. Here both have a penalty.
+Tasks beta_s and beta_t have norm 1 and the angle theta. A source w was fitted to other data. The
+learners of the target task are
 
     ridge from scratch   |y - X b|^2 / (2n) + penalty |b|^2 / 2
     L2-SP                |y - X b|^2 / (2n) + penalty |b - scale w|^2 / 2
     direction            |y - X b|^2 / (2n) + penalty |(I - P_w) b|^2 / 2.
 
-The last one leaves the component along w free. It is linear transfer at an infinite penalty.
+The last one does not penalise the component along w. At an infinite penalty, it is linear transfer.
 
 *L2-SP against ridge.* Both are ridge regression, of the offsets beta_t - scale w and beta_t. For
 isotropic inputs the mean risk is D^2 B + V for an offset of mean square D^2, and B, V depend on the
-penalty alone. So L2-SP has the lower risk where D^2 < 1, whatever n, d and sigma are. This holds at
+penalty alone. L2-SP therefore has the lower risk if D^2 < 1, for any n, d and sigma. This holds at
 any common penalty, and with the best penalty for each side. `distance2` computes D^2 from the
 numbers of `wishart.learned`.
 
-*The direction against ridge.* Write x = (z, x') along w and across. Rotate the n samples such that
-z lies along the first one. The other n - 1 rows are then independent of the free part. On them the
-rest of b is ridge regression in d - 1 dimensions. The first row fits the free part, and its noise
-is the label noise plus the error of the rest. So
+*The direction against ridge.* Write x = (z, x') along and across w. Rotate the n samples such that
+z lies along the first one. The other n - 1 rows are then independent of the free part. On these
+rows, the rest of b is ridge regression in d - 1 dimensions. The first row fits the free part, and
+its noise is the label noise plus the error of the rest. So
 
     E R + sigma^2 = (E R' + sigma^2) (n - 1) / (n - 2),
 
@@ -51,8 +51,8 @@ def distance2(theta: ArrayLike, source: Learned, scale: ArrayLike = 1.0) -> Arra
 
         1 - 2 scale overlap cos + scale^2 size2
 
-    L2-SP beats ridge regression from scratch where this is below 1. The penalty of least mean risk
-    is exactly `penalised.best_penalty` at its square root.
+    L2-SP is better than ridge regression from scratch if this is below 1. The penalty with the
+    smallest mean risk is exactly `penalised.best_penalty` at its square root.
 
     Args:
       theta: Angle between the tasks in radians, in [0, pi].
@@ -78,7 +78,7 @@ def distance2(theta: ArrayLike, source: Learned, scale: ArrayLike = 1.0) -> Arra
 
 @problems.in_float64
 def best_scale(theta: ArrayLike, source: Learned) -> Array:
-    """Computes the multiple of a learned source that is nearest to the target in the mean.
+    """Computes the multiple of a learned source that is closest to the target in mean square.
 
         overlap cos / size2
 
@@ -107,9 +107,9 @@ def l2sp_boundary(source: Learned) -> Array:
 
         arccos(size2 / (2 overlap))
 
-    It depends neither on the target's n, d and sigma nor on the penalty. It is pi/3 for a source
-    with the best penalty for its own task, at any number of source samples, since overlap and size2
-    are then equal. A source of least norm has, with n_s samples and noise sigma_s,
+    It does not depend on the target's n, d and sigma, nor on the penalty. It is pi/3 for a source
+    with the best penalty for its own task, at any number of source samples, because overlap and
+    size2 are then equal. A source of least norm has, with n_s samples and noise sigma_s,
 
         cos = (1 + sigma_s^2 d / (|n_s - d| - 1)) / 2.
 
@@ -117,7 +117,7 @@ def l2sp_boundary(source: Learned) -> Array:
       source: The mean overlap and size of the source fit, of positive overlap.
 
     Returns:
-      The angle in radians; 0 where L2-SP hurts at every angle.
+      The angle in radians; 0 if L2-SP hurts at every angle.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -196,8 +196,8 @@ def direction_sin2(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Array:
       sigma: Standard deviation of the label noise, > 0.
 
     Returns:
-      Values in [0, 1], with the broadcast shape of the arguments; 0 where the direction hurts at
-      every angle.
+      Values in [0, 1], with the broadcast shape of the arguments; 0 if the direction hurts at every
+      angle.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -224,7 +224,7 @@ def _check_more(n: ArrayLike, d: ArrayLike) -> None:
 @renamed("theta", "sigma", until="0.4")
 @problems.in_float64
 def linear_transfer_load(*, theta: ArrayLike, sigma: ArrayLike) -> Array:
-    """Computes the load up to which linear transfer beats ridge regression, in the limit.
+    """Computes the load up to which linear transfer is better than ridge regression, in the limit.
 
         cos^2 (1 + sigma^2 / sin^2)
 
@@ -237,7 +237,7 @@ def linear_transfer_load(*, theta: ArrayLike, sigma: ArrayLike) -> Array:
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      The load n / d, with the broadcast shape of the arguments; inf where the angle is 0 or pi.
+      The load n / d, with the broadcast shape of the arguments; inf if the angle is 0 or pi.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -311,7 +311,7 @@ def offset_from_source(
 def across(
     eigenvalues: Spectrum, direction: Spectrum, beta_t: Spectrum
 ) -> tuple[Spectrum, Spectrum]:
-    """Finds the problem that remains once the component along a direction is fitted freely.
+    """Finds the problem that remains if the component along a direction is fitted freely.
 
     The remaining covariance is Sigma - Sigma w w^T Sigma / (w^T Sigma w). The risk from n - 1
     samples is exactly the `rest` of `refitted_risk` at n samples.

@@ -1,4 +1,4 @@
-"""When pre-training helps a regularised learner, compared with fits to random data.
+"""Compares statements on when pre-training helps a regularised learner with fits to random data.
 
 Every simulator draws the source's data, fits the source, draws the target's data, and solves normal
 equations with a matrix of penalties. Most claims are exact at finite n and d.
@@ -76,7 +76,7 @@ def _tasks(d: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _mean(draws: int, risk) -> Simulate:
-    """Averages the draws of `risk(rng, count)`, with a tenth of them where quick."""
+    """Averages the draws of `risk(rng, count)`, with a tenth of them if quick."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         return Estimate.mean(risk(generator(key), draws // 10 if quick else draws))
@@ -381,7 +381,7 @@ _offset = jax.jit(regularised.offset_from_source)  # in one program it compiles 
 
 
 class Unequal(NamedTuple):
-    """Half of the directions have a large variance, half a small one, in any dimension.
+    """A problem in which half of the directions have a large variance and half a small one.
 
     The source is right about the first half and wrong about the others. Its angle to the target is
     90 degrees, but not in the inner product of the covariance.

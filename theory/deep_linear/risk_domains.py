@@ -1,8 +1,8 @@
 """Problems on which statements about mean risks of deep linear networks are attacked.
 
-A risk has two parts. One is the part of the target that no data show. The other is the noise times
-the mean inverse of a chi-square, or of a Marchenko-Pastur eigenvalue. These means are integrals
-here.
+A risk has two parts. One is the part of the target outside the row space of the data. The other is
+the noise times the mean inverse of a chi-square, or of a Marchenko-Pastur eigenvalue. These means
+are integrals here.
 """
 
 from itertools import pairwise

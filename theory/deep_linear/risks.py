@@ -3,9 +3,9 @@
 The source is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Thms 3.6 to 3.9. The paper
 states limits n, d -> inf. The functions here are exact expectations at finite n and d where a
 closed form exists. Functions called `*_limit`, and `fine_tuning_risk`, are limits at load n / d.
-Arguments may be arrays and broadcast. A mean can be infinite, for n within 1 of d with noise, and
-for n <= 2 in linear transfer. That is an error unless `allow_infinite=True`, which returns inf
-there. `distributions` has the laws around these means.
+Arguments may be arrays and broadcast. A mean can be infinite: for n within 1 of d with noise, and
+for n <= 2 in linear transfer. This is an error unless `allow_infinite=True`, which returns inf.
+`distributions` contains the full distributions.
 """
 
 from typing import Literal, NamedTuple
@@ -72,7 +72,7 @@ def scratch_risk(
         _check_finite_scratch("n", n, d, sigma)
     n, d, sigma = (jnp.asarray(v, dtype=float) for v in (n, d, sigma))
     gap = jnp.abs(n - d) - 1
-    # The unused branch of `where` must be finite, too, or derivatives become NaN.
+    # The unused branch of `where` must also be finite, or derivatives become NaN.
     safe = jnp.where(gap > 0, gap, 1.0)
     noise = sigma**2 * jnp.where(gap > 0, jnp.minimum(n, d) / safe, jnp.inf)
     return jnp.maximum(d - n, 0.0) / d + jnp.where(sigma > 0, noise, 0.0)
@@ -212,7 +212,7 @@ def optimal_ridge(*, n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> Array:
 
         (sigma^2 + sin^2) / (n cos^2)
 
-    It is positive at every finite n, except where both noise and angle are 0. Thm 3.8 of Features
+    It is positive at every finite n, unless both noise and angle are 0. Thm 3.8 of Features
     are fate states 0, which is the limit n -> inf.
 
     Args:
@@ -412,13 +412,13 @@ def transferability_limit(
 class Boundary(NamedTuple):
     """The loads n / d at which the limiting transferability of linear transfer is 0.
 
-    Linear transfer hurts for lower < load < upper and for load > over. Where lower == upper it
-    hurts nowhere below load = 1.
+    Linear transfer hurts for lower < load < upper and for load > over. If lower == upper, it does
+    not hurt anywhere below load = 1.
 
     Attributes:
-      lower: Where transfer begins to hurt.
-      upper: Where it ceases to hurt, below load = 1.
-      over: Where it begins to hurt again, above load = 1.
+      lower: The load where transfer starts to hurt.
+      upper: The load where it stops hurting, below load = 1.
+      over: The load where it starts to hurt again, above load = 1.
     """
 
     lower: Array
@@ -429,12 +429,12 @@ class Boundary(NamedTuple):
 @renamed("theta", "sigma", until="0.4")
 @problems.in_float64
 def linear_transfer_boundary(*, theta: ArrayLike, sigma: ArrayLike) -> Boundary:
-    """Computes the loads at which linear transfer turns from helping to hurting, in the limit.
+    """Computes the loads at which linear transfer changes from helping to hurting, in the limit.
 
         lower, upper = (b -+ sqrt(b^2 - 4 cos^2)) / 2,  b = 1 + cos^2 - sigma^2
         over = 1 + sigma^2 / sin^2
 
-    lower and upper differ where |cos| < 1 - sigma. Elsewhere both are |cos|. The paper has the two
+    lower and upper differ if |cos| < 1 - sigma. Otherwise both are |cos|. The paper has the two
     roots in the other order, and states the condition theta > arccos(1 - sigma) for angles up to
     pi/2 only.
 
@@ -465,8 +465,8 @@ def linear_transfer_boundary(*, theta: ArrayLike, sigma: ArrayLike) -> Boundary:
     exists = sigma < near
     far = 1 + cos
     inside = (near - sigma) * (near + sigma) * (far - sigma) * (far + sigma)
-    # Where roots do not exist the discriminant is replaced by 1, since the derivative of the root
-    # at 0 is infinite.
+    # Where roots do not exist, the discriminant is replaced by 1, because the derivative of the
+    # root at 0 is infinite.
     root = jnp.sqrt(jnp.where(exists, inside, 1.0))
     # The roots meet at |cos|. Their product is cos^2, so nothing cancels. Without roots both are
     # |cos| itself: b / 2 could be rounded otherwise each time that a compiled program computes it.
@@ -517,8 +517,8 @@ def rest_allowed(*, n: ArrayLike, risk: ArrayLike, sigma: ArrayLike, k: ArrayLik
       k: Number of free directions, >= 0.
 
     Returns:
-      The risk, with the broadcast shape of the arguments; 0 where the free directions alone cost
-      more than the given risk.
+      The risk, with the broadcast shape of the arguments; 0 if the free directions alone cost more
+      than the given risk.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -546,8 +546,8 @@ def linear_transfer_sin2(*, n: ArrayLike, d: ArrayLike, sigma: ArrayLike) -> Arr
       sigma: Standard deviation of the label noise, >= 0.
 
     Returns:
-      Values in [0, 1], with the broadcast shape of the arguments; 0 where linear transfer hurts at
-      every angle, 1 where it hurts at none.
+      Values in [0, 1], with the broadcast shape of the arguments; 0 if linear transfer hurts at
+      every angle, 1 if it hurts at none.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -574,12 +574,12 @@ def fine_tuning_boundary(*, load: ArrayLike, sigma: ArrayLike, depth: ArrayLike 
     pi/3 is the case c = 1.
 
     Args:
-      load: Load n / d, in [0, 1). From n = d on, fine-tuning equals scratch training.
+      load: Load n / d, in [0, 1). For n >= d, fine-tuning equals scratch training.
       sigma: Standard deviation of the label noise, >= 0.
       depth: Number of weight matrices, >= 1, inf allowed.
 
     Returns:
-      Angles in radians; 0 where fine-tuning always hurts.
+      Angles in radians; 0 if fine-tuning always hurts.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -627,7 +627,7 @@ def _ridge_moments(n: Array, k: Array) -> tuple[Array, Array]:
     (1+2t)^{-n/2-1}. With 1+2t = e^{2s} the integrands are smooth, positive (nothing cancels) and
     negligible beyond `end`, for every n >= 1 and k > 0.
     """
-    # The caller has a closed form for k = 0. A stand-in keeps this branch finite.
+    # The caller has a closed form for k = 0. A placeholder keeps this branch finite.
     k = jnp.where(k > 0, k, 1.0)
     # Beyond `end` the integrands are below e^-reach, and so below eps, relative to their largest
     # values.

@@ -1,8 +1,8 @@
 """Fine-tuning at any scale of the layers, compared with trained networks and linear programs.
 
-Diagonal networks follow the gradient flow of u and v, networks of two layers the flow of both.
-Neither uses a potential or a conserved quantity. Thresholds of recovery are counted with linear
-programs on nested data sets.
+Diagonal networks follow the gradient flow of u and v, and networks of two layers that of both
+layers. Neither uses a potential or a conserved quantity. Thresholds of recovery are determined with
+linear programs on nested data sets.
 """
 
 from functools import partial
@@ -95,12 +95,12 @@ def _followed(weights: np.ndarray, shape: tuple, gradient, time: float) -> np.nd
 
 
 class Kinds(NamedTuple):
-    """Entries of source and target in shares of the directions, and the sizes of a data set.
+    """Entries of source and target for fractions of the directions, and the sizes of a data set.
 
     Attributes:
       source: Entries times sqrt(d).
       target: Entries times sqrt(d).
-      share: Shares, multiples of 1/16.
+      share: Fractions, multiples of 1/16.
       load: n / d.
       sigma: Standard deviation of the label noise.
     """
@@ -276,9 +276,9 @@ class Features(NamedTuple):
 
     Attributes:
       kept: Entries of source and target.
-      dropped: Entries of the source alone.
+      dropped: Entries of only the source.
       flipped: Entries of both, with opposite signs.
-      new: Entries of the target alone.
+      new: Entries of only the target.
     """
 
     kept: int
@@ -308,7 +308,7 @@ def _cheapest(x: np.ndarray, y: np.ndarray, signs: np.ndarray) -> tuple[np.ndarr
 
 
 def _needed(rng: np.random.Generator, features: Features, d: int, draws: int) -> Estimate:
-    """Averages (N - 1/2) / d, where N is the least number of samples that recovers the target."""
+    """Averages (N - 1/2) / d, where N is the smallest number of samples for recovery."""
     signs, target = features.tasks(d)
     counts = []
     for _ in range(draws):
@@ -474,8 +474,7 @@ def _():
 
 
 class Rescaled(NamedTuple):
-    """Pre-trained layers of rank one. The first is multiplied by a factor, the last is divided by
-    it.
+    """Pre-trained layers of rank one, the first multiplied and the last divided by a factor.
 
     Attributes:
       factor: The factor.

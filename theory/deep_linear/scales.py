@@ -4,25 +4,25 @@ A network W_1 w_2 with one output conserves D = W_1^T W_1 - w_2 w_2^T under grad
 imbalance is the number r for which, in units of |beta_s|, one of these is true:
 
     D = r I                      a first layer of full rank (r >= 0)
-    |w_2|^2 - |W_1|^2 = r        a network of rank one, as pre-training from small weights makes it
+    |w_2|^2 - |W_1|^2 = r        a network of rank one, as after pre-training from small weights
 
 The predictor b obeys the same flow in both:
 
     db/dt = -[a g + (2a - r) unit (unit.g)],  a = (r + sqrt(r^2 + 4 |b|^2)) / 2,  unit = b/|b|
 
-with a where the gradient g is orthogonal to b, and a + (a - r) = 2a - r along b. At r = 0 this is
-the network of the paper, which begins at small weights. As r -> inf, a is constant, and the network
-is linear regression. As r -> -inf, b turns more and more slowly relative to its growth.
+with the factor a where the gradient g is orthogonal to b, and a + (a - r) = 2a - r along b. At r =
+0 this is the network of the paper, which starts at small weights. As r -> inf, a is constant, and
+the network is linear regression. As r -> -inf, b turns more and more slowly relative to its growth.
 
 At r < 0 the output weight w_2 of the second network may pass through 0 and change its sign. Its
-root sqrt(a) then has the other sign, and so has the part of the source that data cannot see. The
-end of the flow is known in closed form up to this sign. No closed form of the sign is known, but
-two facts make it cheap:
+root sqrt(a) then has the opposite sign, and so has the part of the source outside the row space of
+the data. The limit of the flow is known in closed form up to this sign. No closed form of the sign
+is known, but two facts make it cheap to compute:
 
-    The loss falls along the flow, and w_2 = 0 has the loss of the predictor 0. So w_2 changes its
-    sign at most once, and never after the loss is below that of the predictor 0.
-    |P W_1|^2 = w_2^2 - r - |(I - P) W_1|^2 must be >= 0 where w_2 = 0, so w_2 never changes its
-    sign if a_s (a_s - r) q >= -r a_s, which is a_s^2 >= 1 - q.
+    The loss decreases along the flow, and w_2 = 0 has the loss of the predictor 0. Therefore w_2
+    changes its sign at most once, and never after the loss is below that of the predictor 0. |P
+    W_1|^2 = w_2^2 - r - |(I - P) W_1|^2 must be >= 0 where w_2 = 0, so w_2 never changes its sign
+    if a_s (a_s - r) q >= -r a_s, which is a_s^2 >= 1 - q.
 
 The flow is therefore followed until its loss is that of the predictor 0, which takes a few steps.
 """
@@ -49,7 +49,7 @@ HALVINGS = 24  # of the interval of a crossing angle
 
 @problems.in_float64
 def unbalanced_scale(p: ArrayLike, q: ArrayLike, imbalance: ArrayLike) -> Array:
-    """Computes the size of the factor by which fine-tuning rescales what data cannot see.
+    """Computes the absolute factor by which fine-tuning rescales the part outside the row space.
 
     Gradient flow moves b / sqrt(a) along X^T residual, so it conserves (I - P) b / sqrt(a). The
     factor is c = sqrt(a / a_s), and a solves a (a - r) = |b|^2 = p + q c^2, a quadratic equation:
@@ -57,8 +57,8 @@ def unbalanced_scale(p: ArrayLike, q: ArrayLike, imbalance: ArrayLike) -> Array:
         a = (B + sqrt(B^2 + 4 p)) / 2,  B = (1 - q) r + q a_s,  a_s = (r + sqrt(r^2 + 4)) / 2.
 
     It is `overlaps.null_scale` for depth 2 at r = 0, for depth 1 as r -> inf, and for infinite
-    depth as r -> -inf. The factor itself is -c where the output weight changes its sign, which is
-    possible at r < 0 only; `unbalanced_limit` has the sign.
+    depth as r -> -inf. The factor itself is -c if the output weight changes its sign, which is
+    possible only at r < 0; `unbalanced_limit` includes the sign.
 
     Args:
       p: |X^+ y|^2 / |beta_s|^2, >= 0.
@@ -85,8 +85,8 @@ def unbalanced_scale(p: ArrayLike, q: ArrayLike, imbalance: ArrayLike) -> Array:
 
 
 def _scale(p: Array, seen: Array, q: Array, r: Array) -> Array:
-    """Takes both seen and q = 1 - seen, since the larger one loses the digits of a tiny one."""
-    # a and a - r have the product 1. The one that does not cancel gives the other.
+    """Takes both seen and q = 1 - seen, because the larger one does not resolve a tiny one."""
+    # The product of a and a - r is 1. The one without cancellation gives the other.
     larger = (abs(r) + jnp.hypot(r, 2.0)) / 2
     grows = r >= 0
     start = jnp.where(grows, larger, 1 / larger)
@@ -104,7 +104,7 @@ def unbalanced_limit(
     beta_s: Float[Array, " d"],
     imbalance: ArrayLike,
 ) -> Float[Array, " d"]:
-    """Computes X^+ y + c (I - P) beta_s, where fine-tuning of an unbalanced network ends.
+    """Computes X^+ y + c (I - P) beta_s, the limit of fine-tuning an unbalanced network.
 
     The size of c is `unbalanced_scale`. Its sign is that of the output weight at the end. It is
     found by following the flow of one neuron until its loss is below that of the predictor 0.
@@ -134,13 +134,13 @@ def unbalanced_limit(
     c = unbalanced_scale(fitted @ fitted / size2, unseen @ unseen / size2, imbalance)
     modes = _modes_of_data(x, y / jnp.sqrt(size2), beta_s / jnp.sqrt(size2))
     turned = _changes_sign(modes, jnp.asarray(imbalance, dtype=float), DATA_STEPS)
-    # A line has no way around the saddle at 0, which balanced layers cannot pass.
+    # In one dimension there is no path around the saddle at 0, which balanced layers cannot pass.
     stuck = (x.shape[1] == 1) & (jnp.asarray(imbalance) == 0) & (fitted @ beta_s < 0)
     return jnp.where(stuck, 0.0, fitted + jnp.where(turned, -c, c) * unseen)
 
 
 class _Modes(NamedTuple):
-    """Directions that data see, for a source of norm 1 and in any unit of time.
+    """Directions in the row space of the data, for a source of norm 1 and in any unit of time.
 
     Attributes:
       curvature: Eigenvalue of X^T X of each mode, `[..., modes]`.
@@ -155,7 +155,7 @@ class _Modes(NamedTuple):
 
 def _modes_of_data(x: Array, y: Array, source: Array) -> _Modes:
     """Computes the modes of a data set, in the unit in which the largest curvature is 1."""
-    # A sign has no derivative, and an SVD has none where singular values coincide.
+    # A sign has no derivative, and an SVD has none if singular values coincide.
     x, y, source = (jax.lax.stop_gradient(v) for v in (x, y, source))
     left, values, right = linalg.svd(x, full_matrices=False)
     unit = values / jnp.where(values[0] > 0, values[0], 1.0)
@@ -163,11 +163,11 @@ def _modes_of_data(x: Array, y: Array, source: Array) -> _Modes:
 
 
 def _modes_of_limit(load: Array, cos: Array, sin: Array, sigma: Array) -> _Modes:
-    """Computes the modes of infinitely many Gaussian data, grouped by their curvature.
+    """Computes the modes of infinitely many Gaussian samples, grouped by their curvature.
 
     The curvatures have the Marchenko-Pastur law. At each, X^T y has a part along the source and a
-    random part across it. Its quadrature is exact for polynomials up to degree 2 NODES - 1, divided
-    by the curvature.
+    random orthogonal part. Its quadrature is exact for polynomials up to degree 2 NODES - 1,
+    divided by the curvature.
     """
     load, cos, sin, sigma = (v[..., None] for v in jnp.broadcast_arrays(load, cos, sin, sigma))
     at = jnp.pi * jnp.arange(1, NODES + 1) / (NODES + 1)
@@ -187,7 +187,8 @@ def _changes_sign(modes: _Modes, r: Array, steps: int) -> Array:
     Args:
       modes: The problem.
       r: Imbalance.
-      steps: The most steps. They end too early only next to the border between both ends.
+      steps: The largest number of steps. It is too small only next to the boundary between both
+        limits.
 
     Returns:
       Whether the last weight changes its sign.
@@ -276,7 +277,7 @@ def unbalanced_risk(
 def unbalanced_boundary(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
     """Computes the angle up to which fine-tuning helps, arccos(c / 2), in the limit.
 
-    Beyond it fine-tuning hurts, but it helps again beyond `opposite_boundary`.
+    Beyond this angle fine-tuning hurts, but it helps again beyond `opposite_boundary`.
 
     Args:
       load: Load n / d, in [0, 1).
@@ -302,7 +303,7 @@ def crossing_angle(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -
     weight, in the limit.
 
     The risk jumps there. The angle is above 60 degrees, and tends to 90 degrees as imbalance ->
-    -inf. It is the border of the basins of two ends of the flow, found by bisection.
+    -inf. It is the boundary between the basins of the two limits of the flow, found by bisection.
 
     Args:
       load: Load n / d, in [0, 1).
@@ -310,7 +311,7 @@ def crossing_angle(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -
       imbalance: As in `unbalanced_scale`.
 
     Returns:
-      Angles in radians; pi where no angle changes the sign.
+      Angles in radians; pi if no angle changes the sign.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -335,8 +336,8 @@ def crossing_angle(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -
 
 @problems.in_float64
 def opposite_boundary(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
-    """Computes the angle beyond which fine-tuning helps again, since the output weight changes its
-    sign, in the limit.
+    """Computes the angle beyond which fine-tuning helps again, because the output weight changes
+    its sign, in the limit.
 
     It is the larger of `crossing_angle` and pi - arccos(c / 2).
 
@@ -346,7 +347,7 @@ def opposite_boundary(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike
       imbalance: As in `unbalanced_scale`.
 
     Returns:
-      Angles in radians; pi where fine-tuning helps at no angle beyond `unbalanced_boundary`.
+      Angles in radians; pi if fine-tuning helps at no angle beyond `unbalanced_boundary`.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -360,7 +361,7 @@ def opposite_boundary(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike
 
 
 def _limit_changes_sign(load: Array, cos: Array, sin: Array, sigma: Array, r: Array) -> Array:
-    """Whether the output weight changes its sign, in the limit of large n and d."""
+    """Checks whether the output weight changes its sign, in the limit of large n and d."""
     cos, sin, r = jnp.broadcast_arrays(cos, sin, r)
     return _changes_sign(_modes_of_limit(load, cos, sin, sigma), r, STEPS)
 
@@ -374,7 +375,7 @@ def _check_limit(load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Non
 
 
 def _limit_scale(load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -> Array:
-    """The size of the factor c in the limit of large n and d, for tasks of norm 1."""
+    """Computes |c| in the limit of large n and d, for tasks of norm 1."""
     _check_limit(load, sigma, imbalance)
     load, sigma, r = (jnp.asarray(v, dtype=float) for v in (load, sigma, imbalance))
     return _scale(load * (1 + sigma**2 / (1 - load)), load, 1 - load, r)

@@ -1,8 +1,8 @@
-"""Several sources and a target in NumPy, for claims about weights, covariances and ranks.
+"""Simulates several sources and a target in NumPy, for claims about weights, covariances and ranks.
 
-Data sets are drawn, and least squares is solved on each. Least squares also finds the weights, by a
-regression of the target on the fits of the sources over all draws. No moment, mean or limit is
-used.
+Data sets are drawn, and least squares is solved on each. The weights are also found by least
+squares, by a regression of the target on the fits of the sources over all draws. No moment, mean or
+limit is used.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Inputs(NamedTuple):
 
     Attributes:
       eigenvalues: Eigenvalues of Sigma, each with the same multiplicity.
-      angle: The angle by which the eigenvectors are turned. The first coordinate of the first half
-        is turned towards the first one of the second half, and so on.
+      angle: The angle by which the eigenvectors are rotated. The first coordinate of the first half
+        is rotated towards the first one of the second half, and so on.
     """
 
     eigenvalues: tuple[float, ...] = (1.0,)
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
         """Makes a matrix A `[d d]` with A^T A = Sigma, by which normal vectors are multiplied.
 
         Args:
-          d: The dimension, a multiple of the number of eigenvalues, even where the angle is not 0.
+          d: The dimension, a multiple of the number of eigenvalues, and even if the angle is not 0.
 
         Returns:
           The matrix.
@@ -50,13 +50,13 @@ class Inputs(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """A source, with its samples and its fit.
+    """A source with its samples and its fit.
 
     Attributes:
       load: Samples per dimension.
       sigma: Standard deviation of the label noise.
       theta: Angle of the source's task to the target's, both of norm 1.
-      way: The index of the direction of `Several.tasks` to which the source's task leans.
+      way: The index of the direction in `Several.tasks` towards which the source's task is rotated.
       inputs: The source's inputs.
       ridge: Its ridge penalty. 0 is least squares of minimum norm.
     """
@@ -94,12 +94,13 @@ class Samples(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """The parts of the target's risk on many draws, in coordinates where it is a square.
+    """The parts of the target's risk on many draws, in coordinates where the risk is a squared
+    norm.
 
     With weights a the risk of a draw is |rest - sum_s a_s parts_s|^2.
 
     Attributes:
-      rest: The error where all weights are 0, `[draws d]`.
+      rest: The error if all weights are 0, `[draws d]`.
       parts: The contribution of each source, `[draws source d]`.
     """
 
@@ -111,7 +112,7 @@ class Missed(NamedTuple):
         return np.sum((self.rest - np.asarray(weights) @ self.parts) ** 2, -1)
 
     def best(self, *, affine: bool = False) -> tuple[list[Estimate], Estimate]:
-        """Searches the weights of least mean risk by least squares over all draws.
+        """Finds the weights with the smallest mean risk by least squares over all draws.
 
         Args:
           affine: Whether the weights must sum to 1.
@@ -178,7 +179,7 @@ class Several(NamedTuple):
           rng: Random generator.
           d: The dimension.
           draws: The number of sources and data sets.
-          batch: The number that is solved at a time.
+          batch: The number of problems solved at a time.
 
         Returns:
           The errors before and after fine-tuning. They are equal without target samples.

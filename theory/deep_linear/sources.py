@@ -1,4 +1,4 @@
-"""The best weights of several sources, and the risk of fine-tuning from their sum.
+"""Computes the best weights of several sources, and the risk of fine-tuning from their sum.
 
 Source s is a fit b_s to n_s samples of its own. Its inputs are N(0, Sigma_s), and its labels are
 x.beta_s + sigma_s noise. Task and covariance may differ from the target's. Training on the target
@@ -6,11 +6,11 @@ starts at
 
     b_0 = sum_s a_s b_s,
 
-and ends at the fit to n target samples nearest to b_0 (one layer, gradient flow).
+and ends at the fit to n target samples closest to b_0 (one layer, gradient flow).
 
-Three facts make all of it quadratic in the weights a.
+Because of three facts, everything is quadratic in the weights a.
 
-1. A fit enters only through its mean m_s and its covariance C_s (`Fit`), since sources are
+1. A fit enters only through its mean m_s and its covariance C_s (`Fit`), because sources are
    independent of one another. The error beta_t - b_0 of the start has the second moments
 
        D(a) = (beta_t - sum_s a_s m_s)(...)^T + sum_s a_s^2 C_s.
@@ -19,8 +19,8 @@ Three facts make all of it quadratic in the weights a.
    solve G a = g with G_st = m_s.Q m_t + [s = t] tr(Q C_s) and g_s = m_s.Q beta_t (`best_weights`).
 3. The risk after fine-tuning is such a mean plus a noise term that does not depend on the weights.
    Before fine-tuning Q is Sigma. After it, Q is kappa^2 Sigma (Sigma + kappa)^-2 / (1 - df2 / n) by
-   `covariance` (`tuned_metric`). Directions that the target's samples show count less. For
-   isotropic inputs both are multiples of the identity, and the best weights are the same.
+   `covariance` (`tuned_metric`). Directions that the target's samples determine have less weight.
+   For isotropic inputs both are multiples of the identity, and the best weights are the same.
 
 With weights of sum 1 the same minimum is SAIL's eq. (12) at expected squared distances
 (`expected_distances`). If all sources overlap equally with the target, g_s = c, then the best
@@ -32,8 +32,8 @@ task, fitted to 30 and to 60 samples. tr C_s = 20 * 0.25 / (n_s - 21) is 0.556 a
 weights are 0.188 and 0.812, with the risk 0.104. The best weights are 0.170 and 0.736, with the
 risk 0.094.
 
-`wishart_fit` has the exact moments of least squares. `ridge_fit` has the moments of ridge
-regression for any covariance, for n_s and d large.
+`wishart_fit` computes the exact moments of least squares. `ridge_fit` computes the moments of ridge
+regression for any covariance, for large n_s and d.
 """
 
 from collections.abc import Sequence
@@ -174,7 +174,8 @@ def best_weights(fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = No
       fits: The moments of each source, independent of one another.
       beta_t: The target's task `(d,)`.
       metric: Q `(d, d)`; None for the identity. The covariance of the target's inputs gives the
-        start of least risk, `tuned_metric` the start from which fine-tuning ends with the least.
+        start with the smallest risk, and `tuned_metric` the start from which fine-tuning reaches
+        the smallest risk.
 
     Returns:
       The weights, and the mean at them.
@@ -182,7 +183,7 @@ def best_weights(fits: Sequence[Fit], beta_t: Vector, metric: Matrix | None = No
     Raises:
       ValueError: If shapes do not conform, or the weights are not unique. This happens if two
         sources without noise have the same mean, or the metric is 0 because the target's samples
-        show everything.
+        determine everything.
 
     >>> fits = [wishart_fit(jnp.eye(20)[0], n=n, sigma=0.5) for n in (30, 60)]
     >>> found = best_weights(fits, jnp.eye(20)[0])
@@ -205,8 +206,8 @@ def expected_distances(
 ) -> tuple[Float[Array, " source"], Float[Array, "source source"]]:
     """Computes mean squared distances: of sources from the target, and between sources.
 
-    `sail_jax.proximal.gram_from_distances` with `squared=True` makes SAIL's H of them. Its
-    `affine_weights` have the least mean among weights of sum 1.
+    `sail_jax.proximal.gram_from_distances` with `squared=True` makes SAIL's H from them. Its
+    `affine_weights` have the smallest mean among weights of sum 1.
 
     Args:
       fits: The moments of each source, independent of one another.
@@ -258,7 +259,7 @@ def tuned_metric(inputs: Matrix, n: ArrayLike) -> Matrix:
       n: Number of target samples, > 0; one number.
 
     Returns:
-      Q `(d, d)`; 0 once n reaches the rank of the covariance.
+      Q `(d, d)`; 0 if n is at least the rank of the covariance.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -306,7 +307,7 @@ class _Sources(NamedTuple):
 
 
 def _stacked(fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None = None) -> _Sources:
-    """Raises an error, naming the argument, unless moments, target and metric conform."""
+    """Raises an error with the argument's name unless moments, target and metric conform."""
     beta_t = jnp.asarray(beta_t, dtype=float)
     _check_vector("beta_t", beta_t)
     if not len(fits):
@@ -326,7 +327,7 @@ def _stacked(fits: Sequence[Fit], beta_t: ArrayLike, metric: Matrix | None = Non
     )
 
 
-# Compiled as one program. Operation by operation they take seconds.
+# Compiled as one program, because compilation operation by operation takes seconds.
 @jax.jit
 def _best(given: _Sources) -> tuple[Mixture, Array]:
     """Computes `best_weights` and the eigenvalues of G."""
@@ -340,8 +341,8 @@ def _best(given: _Sources) -> tuple[Mixture, Array]:
 @jax.jit
 def _distances(given: _Sources) -> tuple[Array, Array]:
     """Computes `expected_distances`."""
-    # Differences are taken before squares, since sources lie near the target compared with its
-    # length.
+    # Differences are taken before squares, because sources are close to the target relative to its
+    # norm.
     off, spread = given.means - given.beta_t, _spread(given)
     apart = off[:, None] - off
     to_target = jnp.sum(off * (off @ given.metric), -1) + spread

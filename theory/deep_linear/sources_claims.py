@@ -1,7 +1,7 @@
-"""Several sources beyond features-are-fate, and where their best weights equal SAIL's.
+"""Several sources, beyond features-are-fate, and when their best weights equal SAIL's.
 
-The simulator (`several`) fits every source, fine-tunes from it by least squares, and searches
-weights by least squares over all draws. It does not use the moments of the closed forms.
+The simulator (`several`) fits every source, fine-tunes from it by least squares, and finds weights
+by least squares over all draws. It does not use the moments of the closed forms.
 """
 
 from math import pi
@@ -196,8 +196,8 @@ def _(i):
     precision = (counts - D - 1) / (noise**2 * D)
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        # Weights of sum 1 determine the last one without an error of its own. So each is searched
-        # as the first.
+        # Weights of sum 1 determine the last one without an error of its own. Each is therefore
+        # searched for as the first.
         missed = _near(key, quick)
         order = [i - 1, *(j for j in range(3) if j != i - 1)]
         return Missed(missed.rest, missed.parts[:, order]).best(affine=True)[0][0]
@@ -338,7 +338,8 @@ for _effect, *_case in (
         return _after(problem), _limit(problem, draws)
 
 
-# The first source has seen the directions that matter most to the target, the second the others.
+# The first source has learned the directions that matter most to the target, and the second the
+# others.
 PAIR = Several(
     tuple(
         Samples(0.625, 0.3, 0.4, way, Inputs(eigenvalues))
@@ -352,7 +353,7 @@ PAIR = Several(
 
 @once
 def _pair(key: Array, quick: bool) -> list[Estimate]:
-    """Searches the first weight of least risk, before and after fine-tuning."""
+    """Searches for the first weight with the smallest risk, before and after fine-tuning."""
     rng, counts = generator(key), (600, 600) if quick else (6_000, 6_000)
     sizes = [PAIR.draw(rng, d, n) for d, n in zip((D, TIMES * D), counts, strict=True)]
     whens = zip(*sizes, strict=True)

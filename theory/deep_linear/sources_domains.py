@@ -1,7 +1,7 @@
 """Problems that attack bounds on equal weights, on the ranks of fine-tuning, and on filters.
 
-A filter multiplies the fit of least norm along the i-th right singular vector of the source's data
-by f_i. All penalties, and all times at which training may stop, are filters.
+A filter multiplies the fit of minimum norm along the i-th right singular vector of the source's
+data by f_i. All penalties and all stopping times are filters.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ SOURCES = 4
 
 
 def _uniform(p: Problem) -> Any:
-    """Divides the mean squared distance of equal weights by the least one and by the bound in
+    """Divides the mean squared distance of equal weights by the smallest one and by the bound in
     kappa.
     """
     v = p["spread"]
@@ -49,7 +49,7 @@ UNIFORM = Domain(
 
 
 def _rank_risk(inverse: Any, n: Any, d: Any, k: Any, sigma: Any) -> Any:
-    """Adds the part outside or unseen, and the noise times the mean inverse of a chi-square."""
+    """Adds the part outside or unseen, and noise x the mean inverse of a chi-square."""
     least, most = (np.minimum, np.maximum) if isinstance(n, float) else (jnp.minimum, jnp.maximum)
     outside = 1 - k / d
     unseen = (k / d) * most(1 - n / k, 0.0)

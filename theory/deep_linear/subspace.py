@@ -1,17 +1,17 @@
-"""Transfer from a source of rank k to m outputs. The features span a subspace.
+"""Transfer from a source of rank k to m outputs, where the features span a subspace.
 
 The pretrained features are an orthonormal basis U `(d, k)` and the target is a matrix B `(d, m)`,
 with x ~ N(0, I) and y = B^T x + sigma noise. Only the part of B in the span of U can be learned.
-The rest acts as noise. The law is therefore the law of regression in k dimensions. Its signal is
-|U^T B|^2 and its noise m sigma^2 + |B - U U^T B|^2. It has a second peak of double descent at n =
-k. This extends Thm 3.7 of Features are fate (arXiv 2410.08194), the case k = m = 1.
+The rest acts as noise. The law is therefore that of regression in k dimensions with signal |U^T
+B|^2 and noise m sigma^2 + |B - U U^T B|^2. It has a second peak of double descent at n = k. This
+extends Thm 3.7 of Features are fate (arXiv 2410.08194), the case k = m = 1.
 
 No closed form is known for fine-tuning from rank k > 1. For two layers, (I - P) W_1 is frozen, so
 (I - P) B stays in the span of the columns of (I - P) B_s. Balancedness, W_1^T W_1 = W_2 W_2^T,
 makes (I - P)(B B^T)^{1/2}(I - P) a constant. For k = 1 this fixes the limit (`fine_tuning_limit`).
 For k > 1 it leaves a rotation in O(k) that depends on the path. `simulate_fine_tuning` trains the
 network and measures how well both laws hold. Fine-tuning that moves only k given directions is
-linear, and `ranks` has it.
+linear, and is covered in `ranks`.
 """
 
 from typing import NamedTuple
@@ -116,8 +116,8 @@ def principal_angles(
       Björck and Golub, Numerical methods for computing angles between linear subspaces, 1973.
     """
     U, V = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
-    # Cosines are accurate at large angles and sines at small ones, so each angle comes from the
-    # better of the two. There are min(k, m) sines only if the larger basis comes first.
+    # Cosines are accurate at large angles and sines at small ones, so each angle is computed from
+    # the better of the two. There are min(k, m) sines only if the larger basis comes first.
     if U.shape[1] < V.shape[1]:
         U, V = V, U
     inside = U.T @ V
@@ -154,7 +154,7 @@ def linear_transfer_risk(
     """
     problems.check_sigma(sigma)
     explained, missed = (jnp.asarray(v, dtype=float) for v in (of.explained, of.missed))
-    # In units of |U^T B|, since `scratch_risk` has a target of norm one.
+    # In units of |U^T B|, because `scratch_risk` has a target of norm one.
     size = jnp.maximum(explained, 1e-100)
     noise = jnp.sqrt((missed + of.m * jnp.asarray(sigma, dtype=float) ** 2) / size)
     learned = scratch_risk(n=n, d=of.k, sigma=noise, allow_infinite=allow_infinite)
@@ -236,7 +236,7 @@ def simulate_fine_tuning(
         return half @ half.T
 
     columns = linalg.svd(unseen(before), full_matrices=False)
-    # Singular vectors of values that are 0 up to rounding are arbitrary and do not count as kept.
+    # Singular vectors of values that are 0 up to rounding are arbitrary and are excluded.
     basis = jnp.where(columns[1] > 1e-8 * columns[1][0], columns[0], 0.0)
     left = unseen(after)
     outside = jnp.linalg.norm(left - basis @ (basis.T @ left)) / jnp.linalg.norm(left)

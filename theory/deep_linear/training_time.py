@@ -1,9 +1,9 @@
-"""Mean risks of linear models along training time, for inputs of any covariance.
+"""Mean risks of linear models over training time, for inputs of any covariance.
 
 The flow db/dt = -(C b - X^T y/n), C = X^T X/n, leaves e^{-tC} of the initial error. With
-e^{-tC} = sum_j w_j (z_j + tC)^{-1} over a contour around the negative axis, the mean risk needs
-resolvents of C only, and those have deterministic equivalents. With l = kappa (1 - df1(kappa)/n)
-solved for complex l,
+e^{-tC} = sum_j w_j (z_j + tC)^{-1} over a contour around the negative axis, the mean risk requires
+only resolvents of C, which have deterministic equivalents. With l = kappa (1 - df1(kappa)/n) solved
+for complex l,
 
   l (C + l)^{-1}                        ~  kappa (Sigma + kappa)^{-1}
   l l' (C + l)^{-1} Sigma (C + l')^{-1} ~  kappa kappa' (Sigma + kappa)^{-1} Sigma
@@ -27,7 +27,7 @@ from theory import problems
 from theory.deep_linear.covariance import Spectrum, check_spectrum, check_vectors
 
 # The cotangent contour of Trefethen, Weideman and Schmelzer (2006): with 24 nodes the exponential
-# is right to 1e-14.
+# is accurate to 1e-14.
 NODES = 24
 
 
@@ -50,10 +50,10 @@ def flow_risk(
     sigma: ArrayLike,
     times: Float[ArrayLike, " times"],
 ) -> Float[Array, "*b times"]:
-    """Computes the mean risk |b(t) - beta_t|^2_Sigma of a linear model along training time.
+    """Computes the mean risk |b(t) - beta_t|^2_Sigma of a linear model over training time.
 
-    It is computed in float64 whatever the caller's precision, with rounding errors of the order of
-    1e-16 t max(s) sigma^2. The result is in float64, too.
+    It is computed in float64 regardless of the caller's precision, with rounding errors of order
+    1e-16 t max(s) sigma^2. The result is also in float64.
 
     Args:
       eigenvalues: Eigenvalues s of Sigma `(d,)`, >= 0, not all 0.
@@ -111,7 +111,7 @@ def _risks(s: Array, offset2: Array, n: Array, sigma: Array, times: Array) -> Ar
         # E tr[Sigma (1 - e^{-tC})^2 C^{-1}] / n, by (1 - e^{-x})^2 / x = 2 phi(x) - 2 phi(2x)
         return bias(now) + sigma**2 * 2 * t / n * (trace_phi(now) - trace_phi(later))
 
-    # Earlier nothing has moved, up to errors of order 1e-12.
+    # At earlier times nothing has changed, up to errors of order 1e-12.
     start = 1e-12 / s.max()
     return jax.lax.map(risk, jnp.maximum(times, start), batch_size=32)
 
@@ -146,7 +146,8 @@ def complex_ridge(
 
     def follow(k: Array, kappa: Array) -> Array:
         target = ridge * ratio ** (k - steps)
-        # kappa is about proportional to the ridge far out: a guess for Newton's method nearby.
+        # Far out, kappa is approximately proportional to the ridge, which gives the initial guess
+        # for Newton's method.
         kappa = kappa * ratio
         for _ in range(3):
             kappa = newton(kappa, target)
@@ -198,7 +199,7 @@ def linear_transfer_flow_risk(
         flat = jnp.abs(power) < 1e-6
         return jnp.where(flat, log / 2, jnp.expm1(power * log) / jnp.where(flat, 1, 2 * power))
 
-    # For small t that cancels. Then Gauss-Legendre quadrature computes int_0^{t/n} E e^{-su} - E
+    # For small t this cancels, and Gauss-Legendre quadrature computes int_0^{t/n} E e^{-su} - E
     # e^{-(s + t/n)u} ds.
     nodes, weights = (jnp.asarray(v, float) for v in np.polynomial.legendre.leggauss(16))
     a = (jnp.minimum(t, 1.0) / n)[..., None]
@@ -213,7 +214,7 @@ def check_times(times: ArrayLike) -> None:
     """Raises an error unless times are a non-empty vector of finite values >= 0, in any order.
 
     Args:
-      times: Values to be `(times,)`.
+      times: Values that must be `(times,)`.
 
     Raises:
       ValueError: If they are anything else.

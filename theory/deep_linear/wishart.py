@@ -1,12 +1,12 @@
 """Mean risks of ridge regression on isotropic inputs, exactly at any n and d.
 
-The objective is |y - X b|^2 / (2n) + penalty |b|^2 / 2. With k = n penalty and W = X^T X the mean
+The objective is |y - X b|^2 / (2n) + penalty |b|^2 / 2. With k = n penalty and W = X^T X, the mean
 risk is a mean over the eigenvalues x of W:
 
     E R = distance^2 E tr[k^2 (W + k)^-2] / d + sigma^2 E tr[W (W + k)^-2].
 
-It needs only the mean density of these eigenvalues, which `spectrum` computes. `penalised` and
-`covariance` have the limits of large n and d.
+It requires only the mean density of these eigenvalues, which `spectrum` computes. The limits of
+large n and d are in `penalised` and `covariance`.
 
 The density is found as follows. A Wishart matrix has eigenvalues x_1, ..., x_m with m = min(n, d).
 Their joint density is prod_i w(x_i) prod_{i<j} |x_i - x_j| with w(x) = x^((|n - d| - 1)/2)
@@ -17,13 +17,14 @@ e^(-x/2). For functions phi_j = p_j w, j = 0, ..., m-1, with p_j a polynomial of
 For even m the integral of the density is proportional to the Pfaffian of M, by a formula of de
 Bruijn (On some multiple integrals involving determinants, 1955). Replace w by w (1 + t f) and
 differentiate the logarithm by t at 0. One side is E sum_i f(x_i), and the other is (1/2) tr(M^-1
-dM/dt). So the mean density is
+dM/dt). The mean density is therefore
 
     rho(x) = sum_jk phi_j(x) (M^-1)_kj F_k(x).
 
-For odd m the constant function joins the F_k, and M gets a row and a column of the int phi_j. Here
-p_j are Laguerre polynomials, orthonormal for the weight x^|n-d| e^(-x). M stays well conditioned
-with them (about 4 m), and integrals are sums of Gauss-Legendre rules in the square root of x.
+For odd m the constant function is added to the F_k, and M has an additional row and column of the
+int phi_j. Here p_j are Laguerre polynomials, orthonormal for the weight x^|n-d| e^(-x). M stays
+well conditioned with them (about 4 m), and integrals are sums of Gauss-Legendre rules in the square
+root of x.
 """
 
 import functools
@@ -91,11 +92,11 @@ def ridge_risk(
       distance: |beta_t - start|, >= 0. From scratch it is 1 for a target of norm 1. For a random
         start it is the root of the mean square.
       sigma: Standard deviation of the label noise, >= 0.
-      penalty: The penalty, >= 0; inf leaves the start as it is.
+      penalty: The penalty, >= 0; inf leaves the start unchanged.
 
     Returns:
       The expected risk, with the broadcast shape of distance, sigma and penalty. It is inf without
-      a penalty where n is within 1 of d and there is noise.
+      a penalty if n is within 1 of d and there is noise.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -113,18 +114,18 @@ def ridge_risk(
 def learned(*, n: int, d: int, sigma: ArrayLike, penalty: ArrayLike = 0.0) -> Learned:
     """Computes the mean overlap and size of a ridge fit to a task of norm 1, exactly.
 
-    At the penalty sigma^2 d / n of least risk both numbers equal 1 minus the risk, since the fit is
-    then a posterior mean.
+    At the penalty sigma^2 d / n, which minimises the risk, both numbers equal 1 minus the risk,
+    because the fit is then a posterior mean.
 
     Args:
       n: Number of samples, >= 1.
       d: Dimension, >= 1.
       sigma: Standard deviation of the label noise, >= 0.
-      penalty: The penalty, >= 0. 0 is the fit of least norm, the end of training from small
+      penalty: The penalty, >= 0. 0 gives the fit of minimum norm, the limit of training from small
         weights.
 
     Returns:
-      The overlap with the task, and the mean square of the norm; inf without a penalty where n is
+      The overlap with the task, and the mean square of the norm; inf without a penalty if n is
       within 1 of d and there is noise.
 
     Raises:
@@ -177,7 +178,7 @@ def _noise(means: _Means, sigma: ArrayLike) -> np.ndarray:
 
 
 def _checked(n: int, d: int) -> tuple[int, int]:
-    """Checks the sizes, and returns them as whole numbers."""
+    """Checks the sizes, and returns them as integers."""
     for name, value in (("n", n), ("d", d)):
         problems.check(name, value, lambda v: (v >= 1) & (v == np.floor(v)), "a whole number >= 1")
     problems.check(

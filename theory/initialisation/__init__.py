@@ -1,9 +1,9 @@
-"""The theory of structured initialisation in the SAIL paper, in exactly solvable models.
+"""Theory of structured initialisation in the SAIL paper, in exactly solvable models.
 
-`proximity` computes how near a pre-trained model is to the target. `descent` computes how much of
-this advantage gradient descent keeps. `discriminant` relates distances between tasks to distances
-between parameters. `transfer` bounds the risk on one task by the risk on another.
-`sail_jax.proximal` has the weights of several pre-trained models.
+`proximity` computes how close a pre-trained model is to the target. `descent` computes how much of
+this advantage remains after gradient descent. `discriminant` relates distances between tasks to
+distances between parameters. `transfer` bounds the risk on one task by the risk on another.
+`sail_jax.proximal` computes the weights of several pre-trained models.
 """
 
 from sail_jax.lazy import listed

@@ -77,8 +77,8 @@ def _weights(points: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def _agreement(k: int) -> float:
-    """Counts sets of k models with positive weights, and returns the share of them in which nearer
-    models have larger weights.
+    """Returns, among sets of k models with positive weights, the fraction in which closer models
+    have larger weights.
     """
     agreed = []
     for points, target in zip(*_random_models(k, 6), strict=True):

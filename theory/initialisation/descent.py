@@ -1,4 +1,4 @@
-"""Gradient descent on quadratics, an exact form of Theorem 2 and Appendix C of the SAIL paper.
+"""Gradient descent on quadratics: an exact form of Theorem 2 and Appendix C of the SAIL paper.
 
 In the eigenbasis of the Hessian, J(theta) - J* = sum_h curvature_h error_h^2 / 2 with
 error = theta - theta*. L and mu are the largest and the smallest curvature.
@@ -46,7 +46,7 @@ def excess(
 
 @problems.defined
 def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, ""]:
-    """Computes (1 - rate mu)^T, a bound of the share of the excess that remains after T steps.
+    """Computes (1 - rate mu)^T, a bound on the fraction of the excess that remains after T steps.
 
     It holds for rate <= 1 / L and any strongly convex J. Quadratics contract by its square,
     `contraction(mu, rate, 2 * steps)`, which is attained along the flattest direction.
@@ -75,7 +75,7 @@ def contraction(mu: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array
 
 @problems.defined
 def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
-    """Computes the bound L |theta - theta*|^2 / 2 of the excess J(theta) - J*.
+    """Computes the bound L |theta - theta*|^2 / 2 on the excess J(theta) - J*.
 
     Args:
       L: Largest curvature, finite and > 0.
@@ -95,7 +95,7 @@ def excess_bound(L: ArrayLike, distance: ArrayLike) -> Float[Array, ""]:
     """
     problems.check("L", L, lambda h: (h > 0) & (h < np.inf), "a curvature > 0 and finite")
     problems.check("distance", distance, np.isfinite, "finite")
-    # In this order, since the square can overflow.
+    # In this order, because the square can overflow.
     return jnp.asarray(L, float) * distance * distance / 2
 
 
@@ -109,8 +109,8 @@ def excess_ratio(
 ) -> Float[Array, "*b"]:
     """Computes the ratio of the excesses of two starts after T steps.
 
-    At T = 0 this is rho of Appendix C. A nearer start does not help for long. As T grows only the
-    slowest mode counts, and rho -> (error_mu / other_mu)^2 whatever the distances.
+    At T = 0 this is rho of Appendix C. A closer start does not help for long: as T grows, only the
+    slowest mode matters, and rho -> (error_mu / other_mu)^2 for any distances.
 
     Args:
       curvature: Eigenvalues h of the Hessian `(d,)`, > 0.
@@ -133,7 +133,7 @@ def excess_ratio(
     """
     _check(curvature, rate, steps)
     log_left = _log_left(curvature, rate, steps)
-    # Relative to the slowest mode, since both excesses underflow after many steps.
+    # Relative to the slowest mode, because both excesses underflow after many steps.
     slowest = log_left.max(-1, keepdims=True)
     left = jnp.exp(log_left - jnp.where(jnp.isinf(slowest), 0.0, slowest))
     weight = jnp.asarray(curvature, float) * left
@@ -176,7 +176,7 @@ def descend(
 def _log_left(curvature: ArrayLike, rate: ArrayLike, steps: ArrayLike) -> Float[Array, " d"]:
     """Computes log of (1 - rate h)^(2 T) from 1 + (-x) or 1 + (x - 2) with x = rate h.
 
-    In this form x is not rounded off.
+    In this form, x is not lost to rounding.
     """
     x = jnp.asarray(rate, float) * jnp.asarray(curvature, float)
     return _power(2 * jnp.asarray(steps, float), jnp.where(x < 1, -x, x - 2))

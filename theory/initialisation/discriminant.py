@@ -1,7 +1,7 @@
 """Linear discriminants of two Gaussian classes, as in Lemma 2 of the SAIL paper.
 
-A task is x | y ~ N(mean_y, covariance) with y in {1, -1}. `means` `(2, d)` has the mean of y = 1
-first. A covariance is a matrix `(d, d)`, or a variance s^2, which means s^2 I.
+A task is x | y ~ N(mean_y, covariance) with y in {1, -1}. The first row of `means` `(2, d)` is the
+mean of y = 1. A covariance is a matrix `(d, d)`, or a variance s^2, which means s^2 I.
 """
 
 import jax.numpy as jnp
@@ -87,8 +87,8 @@ def lda_total_variation(
     """
     gap = _check_means("others", others) - _check_means("means", means)
     problems.check("prior", prior, lambda p: (p >= 0) & (p <= 1), "a probability in [0, 1]")
-    # Labels are observed, so the distance of the joint laws is the mean of the distances of the
-    # classes.
+    # Labels are observed, so the distance between the joint laws is the mean of the distances of
+    # the classes.
     first, second = (total_variation_gaussian(gap[..., c, :], covariance) for c in (0, 1))
     prior = jnp.asarray(prior, float)
     return prior * first + (1 - prior) * second
@@ -100,7 +100,7 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
 
         C = 2 sqrt(gap.S^-2 gap / gap.S^-1 gap)
 
-    It lies between 2 / sqrt(largest) and 2 / sqrt(smallest eigenvalue of S). It is the same in all
+    It is between 2 / sqrt(largest) and 2 / sqrt(smallest eigenvalue of S). It is the same in all
     directions only for S = s^2 I, where it is 2 / s.
 
     Args:
@@ -122,8 +122,8 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
     gap = jnp.asarray(gap, float)
     largest = jnp.abs(gap).max(-1, keepdims=True)
     problems.check("the largest entry of gap", largest, lambda x: (x > 0) & (x < np.inf), "> 0")
-    # The difference is normalised, since C ignores its length and squares of its entries can
-    # overflow.
+    # The difference is normalised, because C does not depend on its norm and squares of its entries
+    # can overflow.
     gap = gap / largest
     white = _solve(covariance, gap)
     return 2 * jnp.sqrt(jnp.sum(white**2, -1) / jnp.sum(white * gap, -1))
@@ -131,7 +131,8 @@ def lda_constant(gap: Float[ArrayLike, "*b d"], covariance: ArrayLike = 1.0) -> 
 
 @problems.defined
 def lda_distance(total_variation: ArrayLike, constant: ArrayLike) -> Float[Array, ""]:
-    """Computes the distance |theta_i - theta*| of two tasks' parameters from their total variation.
+    """Computes the distance |theta_i - theta*| between two tasks' parameters from their total
+    variation.
 
     The tasks have classes +-m_i and +-m*. By the corrected Lemma 2 the distance is 2 C Phi^-1((1 +
     TV) / 2) with C = `lda_constant(m_i - m*, covariance)`.

@@ -28,7 +28,7 @@ CORRELATED = f"{LDA}, correlated features"
 
 def _by_events(means: np.ndarray, others: np.ndarray) -> Simulate:
     """Estimates the total variation by P - Q of the event that P is more likely, on points (x, y)
-    of either. It is unbiased, since the event is exact.
+    of either. It is unbiased, because the event is exact.
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -50,7 +50,7 @@ def _theta_distance(covariance: np.ndarray | float, mean: np.ndarray = MEANS[0])
 
 
 def _constants_ratio(*gaps: np.ndarray) -> float:
-    """Divides distance of parameters by Delta for means a gap from the target's, relative to
+    """Divides the distance of parameters by Delta for means at a gap from the target's, relative to
     another gap.
     """
     first, second = (

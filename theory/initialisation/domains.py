@@ -1,4 +1,4 @@
-"""Problems that attack bounds of SAIL, quadratics for Theorem 2 and laws for Section 4.4."""
+"""Problems that attack bounds of SAIL: quadratics for Theorem 2 and laws for Section 4.4."""
 
 from collections.abc import Callable
 from functools import partial
@@ -48,7 +48,7 @@ def _eq_7(p: Problem) -> Any:
 
 
 def _again(ratio: Callable[[Any], Any], p: Problem) -> float:
-    """Computes the same with the full matrix in turned coordinates, step by step."""
+    """Computes the same with the full matrix in rotated coordinates, step by step."""
     turn = np.linalg.qr(np.vander([1.0, 2.0, 3.0]))[0]
     h, start = p["curvature"], turn @ p["start"]
     H = turn @ np.diag(h) @ turn.T

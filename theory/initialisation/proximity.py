@@ -1,10 +1,10 @@
-"""The probability that a pre-trained model is nearer the target than a random one.
+"""The probability that a pre-trained model is closer to the target than a random one.
 
 This is SAIL's Theorem 1. X = |theta_i - theta*|^2 is the squared distance of a pre-trained model.
-It is spread chi^2_rank, the tight case of the paper's assumptions, in which features are mapped
-isometrically and their means are normal about the target's. Y = |theta_rand - theta*|^2 is the
-squared distance of a random model theta_rand ~ N(0, I_dim), independent of X. It is chi^2_dim with
-noncentrality |theta*|^2 = `squared_length`. All results are exact up to quadrature.
+Its law is spread chi^2_rank, the tight case of the paper's assumptions, in which features are
+mapped isometrically and their means are normal about the target's. Y = |theta_rand - theta*|^2 is
+the squared distance of a random model theta_rand ~ N(0, I_dim), independent of X. Its law is
+chi^2_dim with noncentrality |theta*|^2 = `squared_length`. All results are exact up to quadrature.
 """
 
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Flo
     """
     _check(dim, squared_length)
     problems.check("y", y, lambda y: y >= 0, ">= 0")
-    # A noncentral chi^2 is a mixture of central ones, with Poisson weights, of dim + 2 j degrees.
+    # A noncentral chi^2 is a mixture of central ones with dim + 2 j degrees, with Poisson weights.
     j, weights = _poisson(squared_length)
     return jnp.sum(gammainc(dim / 2 + j, jnp.asarray(y, float)[..., None] / 2) * weights, -1)
 
@@ -100,7 +100,7 @@ def distance_cdf(y: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Flo
 def tail(
     ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0, *, rank: int = 1
 ) -> Float[Array, ""]:
-    """Computes P(X >= alpha Y), the probability that a pre-trained model is not nearer.
+    """Computes P(X >= alpha Y), the probability that a pre-trained model is not closer.
 
     alpha is the factor by which its squared distance should be smaller than a random model's.
 
@@ -138,10 +138,10 @@ def tail(
 
 @problems.defined
 def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> Float[Array, ""]:
-    """Computes the bound E[X] E[1 / Y] / alpha of P(X >= alpha Y).
+    """Computes the bound E[X] E[1 / Y] / alpha on P(X >= alpha Y).
 
     It is Markov's inequality for X / Y with independent X and Y. The paper divides by E[Y] instead,
-    which Markov's inequality does not allow and dim = 1 refutes.
+    which Markov's inequality does not justify and which is wrong for dim = 1.
 
     Args:
       ratio: E[X] / alpha, >= 0. Under the paper's assumptions E[X] <= L^2 (tau^2 + beta).
@@ -162,7 +162,7 @@ def tail_bound(ratio: ArrayLike, dim: int, squared_length: ArrayLike = 0.0) -> F
     """
     problems.check("ratio", ratio, lambda u: u >= 0, ">= 0")
     ratio = jnp.asarray(ratio, float)
-    # With spread 0 X is 0, and so is the bound, even where E[1/Y] is infinite.
+    # With spread 0, X is 0, and so is the bound, even if E[1/Y] is infinite.
     return jnp.where(ratio == 0, 0.0, ratio * mean_inverse_distance(dim, squared_length))
 
 

@@ -1,7 +1,7 @@
 """Problems that attack the bounds of SAIL's Theorem 1 and Appendix C.
 
 X is the squared distance of a pre-trained model. P(X >= alpha Y) is linear in the law of X, so a
-constant X is the worst case. X has two values here.
+constant X is the worst case. Here X has two values.
 """
 
 from dataclasses import replace
@@ -84,7 +84,7 @@ def markov(low: float, high: float, inverse: bool = False) -> Domain:
     """Returns the problems of Theorem 1 in some dimensions.
 
     Args:
-      low: The least dimension. It may be fractional if it is above 1.
+      low: The smallest dimension. It may be fractional if it is above 1.
       high: The largest.
       inverse: Whether the bound has E[1 / Y] in place of 1 / E Y.
 
@@ -109,7 +109,7 @@ def markov(low: float, high: float, inverse: bool = False) -> Domain:
 def _union(of_models: bool, p: Problem) -> float:
     """Divides P(rho > 1/2) by n (2L/mu) E X E[1/Y], where the first direction is the steepest.
 
-    The models lie on the first axis and are merged to the mean of their places.
+    The models are on the first axis and are merged to the mean of their positions.
     """
     n, dim, steep = int(p["models"]), float(p["dim"]), float(p["steep"])
     places = p["places"][:n] * np.sqrt(dim)
@@ -124,7 +124,7 @@ def _union_again(p: Problem) -> float:
     places = p["places"][:n] * np.sqrt(dim)
     room = 2 * steep * np.mean(places) ** 2
     spread = np.sqrt(2 * dim)
-    # Places where the density is large. Quadrature would miss them in a long interval.
+    # Positions where the density is large. Quadrature would miss them in a long interval.
     ends = [max(0.0, dim + k * spread) for k in (-9, -6, -4, -2, -1, 0, 1, 2, 4, 6, 9, 20)]
     ends = sorted({min(end, room) for end in (0.0, *ends)})
 
@@ -172,13 +172,13 @@ def _half(p: Problem) -> Any:
 
 
 def _half_printed(p: Problem) -> Any:
-    """Evaluates J(theta^P) - J* <= J(theta_rand) / 2 - J*, in which the least loss J* counts."""
+    """Evaluates J(theta^P) - J* <= J(theta_rand) / 2 - J*, which depends on J*."""
     near, far = _losses(p)
     return near / ((p["best"] + far) / 2 - p["best"])
 
 
 def _half_again(printed: bool, p: Problem) -> float:
-    """Computes the same in turned coordinates, with the losses themselves."""
+    """Computes the same in rotated coordinates, with the losses themselves."""
     turn = np.linalg.qr(np.vander([1.0, 2.0, 3.0]))[0]
     H, best = turn @ np.diag(p["curvature"]) @ turn.T, float(p["best"])
     values = np.linalg.eigvalsh(H)

@@ -1,7 +1,7 @@
-"""Bounds of the risk on one task from samples of another (SAIL, Lemma 1 and Theorem 4).
+"""Bounds on the risk of one task from samples of another (SAIL, Lemma 1 and Theorem 4).
 
 They are tested on thresholds, predictors with an exactly known complexity. A threshold predicts y =
-1 where one feature x > t, with the 0-1 loss. In the bounds losses are in [0, C].
+1 if one feature x > t, with the 0-1 loss. In the bounds, losses are in [0, C].
 """
 
 import math
@@ -20,16 +20,16 @@ from theory import problems
 def rademacher_bound(
     risk: ArrayLike, complexity: ArrayLike, n: ArrayLike, delta: ArrayLike, *, C: ArrayLike = 1.0
 ) -> Float[Array, ""]:
-    """Computes the Rademacher bound of the true risk from the empirical one.
+    """Computes the Rademacher bound on the true risk from the empirical one.
 
         risk + 2 complexity + 3 C sqrt(ln(2 / delta) / (2 n))
 
-    With probability 1 - delta it holds for all predictors at once.
+    With probability 1 - delta it holds for all predictors simultaneously.
 
     Args:
       risk: Empirical risk on the sample.
-      complexity: Empirical Rademacher complexity of the losses, >= 0. (Theorem 4's conclusion has
-        the complexity of the predictors.)
+      complexity: Empirical Rademacher complexity of the losses, >= 0. (The conclusion of Theorem 4
+        has the complexity of the predictors.)
       n: Number of points, >= 1.
       delta: Probability that the bound fails, in (0, 1).
       C: Largest loss, > 0.
@@ -69,12 +69,12 @@ def transfer_bound(
     *,
     C: ArrayLike = 1.0,
 ) -> Float[Array, ""]:
-    """Computes a bound of the target risk from a sample of another task.
+    """Computes a bound on the target risk from a sample of another task.
 
     It is `rademacher_bound` + C TV(D_i, D*), with the total variation distance between the laws of
     the two tasks. Theorem 4 has 2 C times the total variation of the samples instead. For
-    continuous data this is 1, so its right side exceeds 2 C. C alone suffices, without delta / 2
-    and without the least combined risk.
+    continuous data this is 1, so the right side exceeds 2 C. The factor C is sufficient, without
+    delta / 2 and without the smallest combined risk.
 
     Args:
       risk: Empirical risk on the sample of the other task.
@@ -123,7 +123,7 @@ def threshold_complexity(n: int) -> float:
     """
     problems.check("n", n, lambda n: n >= 1, "a number of points >= 1")
     m = (n + 1) // 2
-    # E|S_n| of a simple random walk, which is equal for n = 2m - 1 and n = 2m, and P(S_n = 0).
+    # E|S_n| of a simple random walk, which is the same for n = 2m - 1 and n = 2m, and P(S_n = 0).
     size = 2 * m * problems.wallis(m)
     still = 0.0 if n % 2 else problems.wallis(m)
     return (size - (1 - still) / 2) / n
@@ -172,7 +172,7 @@ def empirical_total_variation(
 def threshold_risk(t: ArrayLike, means: Float[ArrayLike, " 2"]) -> Float[Array, "..."]:
     """Computes the true risk of a threshold t.
 
-    The task is x | y ~ N(mean_y, 1) with y = 1 and y = -1 equally often.
+    The task is x | y ~ N(mean_y, 1) with equal probabilities of y = 1 and y = -1.
 
     Args:
       t: Thresholds, of any shape; infinite ones are allowed.
@@ -212,7 +212,7 @@ def empirical_risks(y: Real[ArrayLike, " n"]) -> Float[Array, " n_plus_1"]:
     y = jnp.asarray(y)
     if y.ndim != 1 or not y.size:
         raise ValueError(f"y must be labels of at least one point, (n,); got {y.shape}")
-    # Labels are in the order of their points. Threshold k lies above the first k of them.
+    # Labels are in the order of their points. Threshold k is above the first k of them.
     missed = jnp.concatenate([jnp.zeros(1), jnp.cumsum(y > 0)])  # y = 1 at or below t
     false = jnp.sum(y < 0) - jnp.concatenate([jnp.zeros(1), jnp.cumsum(y < 0)])
     return (missed + false) / len(y)
@@ -237,8 +237,8 @@ def worst_gap(
     >>> round(float(worst_gap(x, y, jnp.array([1.0, -1.0]))), 4)
     0.2614
     """
-    # Between neighbouring points the empirical risk is constant. The true risk has its maximum at
-    # an end where means[0] >= means[1]. So the ends of the intervals are enough.
+    # Between neighbouring points, the empirical risk is constant. The true risk has its maximum at
+    # an end if means[0] >= means[1]. The ends of the intervals are therefore sufficient.
     ends = threshold_risk(jnp.concatenate([jnp.array([-jnp.inf]), x, jnp.array([jnp.inf])]), means)
     return jnp.max(jnp.maximum(ends[:-1], ends[1:]) - empirical_risks(y))
 
@@ -251,8 +251,8 @@ def _binomial(i: Array, n: int, p: Array) -> Float[Array, "cells counts"]:
     log_choose = jnp.array([_log_choose(n, k) for k in range(n + 1)])
     p = p[:, None]
     misses, log_miss = n - i, problems.log1p(-jnp.minimum(p, 1.0))
-    # In logarithms, since the factors over- and underflow. At p = 1 zero misses contribute a factor
-    # of 1.
+    # In logarithms, because the factors overflow and underflow. At p = 1, zero misses contribute a
+    # factor of 1.
     return jnp.exp(log_choose + xlogy(i, p) + jnp.where(misses > 0, misses * log_miss, 0.0))
 
 

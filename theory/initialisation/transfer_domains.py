@@ -1,8 +1,8 @@
 """Problems that attack the bounds of SAIL's Lemma 1 and Theorem 4.
 
 The samples of `N` points come from a finite set, with exact probabilities. A point is the first
-atom, where all predictors have one loss, or one of many atoms of equal probability. On each of
-these a predictor has the low or the high loss. Every choice is a predictor, so this is the richest
+atom, where all predictors have the same loss, or one of many atoms of equal probability, where a
+predictor has the low or the high loss. Every combination is a predictor, so this is the richest
 class with such losses.
 """
 
@@ -21,7 +21,7 @@ from theory.adversary import Box, Domain, Problem
 from theory.initialisation import transfer
 
 N = 8
-TINY = 1e-9  # of a bound that lacks all of its terms
+TINY = 1e-9  # of a bound without all of its terms
 
 
 def _partitions(n: int, largest: int) -> Iterator[tuple[int, ...]]:
@@ -117,7 +117,7 @@ Term = Literal["complexity", "confidence", "variation"]
 
 
 def _quantile(chance: np.ndarray, shares: np.ndarray, delta: float) -> float:
-    """Computes the least number that values exceed with a probability of at most delta."""
+    """Computes the smallest number that values exceed with a probability of at most delta."""
     largest = np.argsort(-shares)
     within = np.cumsum(chance[largest]) <= delta
     return float(shares[largest][min(within.sum(), len(shares) - 1)])

@@ -1,8 +1,8 @@
-"""Cross-task linearity, where averaging the weights of models averages their features.
+"""Cross-task linearity: averaging the weights of models averages their features.
 
 The subject is Zhou et al., Cross-Task Linearity Emerges in the Pretraining-Finetuning Paradigm,
-2024 (arXiv 2402.03660). `identities` has exact gaps, and `trees` goes from pairs of models to k
-models. `bounds` has bounds and task arithmetic. `correlation` compares predictors of the gap.
+2024 (arXiv 2402.03660). `identities` computes exact gaps, and `trees` extends pairs of models to k
+models. `bounds` covers bounds and task arithmetic. `correlation` compares predictors of the gap.
 `networks` trains, merges and measures small networks.
 """
 

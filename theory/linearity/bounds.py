@@ -1,8 +1,8 @@
-"""Bounds of the gap of cross-task linearity, and task arithmetic as a special case.
+"""Bounds on the gap of cross-task linearity, with task arithmetic as a special case.
 
 The source is Zhou et al., 2024 (arXiv 2402.03660), Theorem 1, Lemma 1 and equations (2) to (4).
 They are extended to k models and any weights of sum 1. All follow from Taylor's theorem about the
-mean, where first orders cancel:
+mean, where the first order cancels:
 
     gap = -sum_i a_i int_0^1 (1 - t) D^2 f(mean + t d_i)[d_i, d_i] dt.
 
@@ -52,7 +52,8 @@ def second_derivative(f: Model, theta: Any, direction: Any, *args: Any) -> Array
         return f(_add(theta, direction, s), *args)
 
     zero, one = jnp.zeros(()), jnp.ones(())
-    # Forward over forward in one scalar costs a few evaluations, whatever the number of parameters.
+    # Forward over forward in one scalar costs a few evaluations, independent of the number of
+    # parameters.
     return jax.jvp(lambda s: jax.jvp(along, (s,), (one,))[1], (zero,), (one,))[1]
 
 
@@ -103,10 +104,10 @@ def _on_rays(quantity: Any, thetas: Any, weights: Array, t: np.ndarray) -> Array
 
 @problems.defined
 def integral_gap(f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES) -> Array:
-    """Computes the gap from curvature alone, by quadrature of Taylor's integral.
+    """Computes the gap from the curvature only, by quadrature of Taylor's integral.
 
     f must be twice differentiable on the segments from the mean to the models. For polynomials f of
-    degree up to 2 nodes - 1 it is exact to rounding.
+    degree up to 2 nodes - 1 it is exact up to rounding.
 
     Args:
       f: Model f(theta, *args), which returns an array.
@@ -227,7 +228,7 @@ def main_term(norm: ArrayLike, thetas: Any, weights: Weights) -> Float[Array, ""
 
 @problems.defined
 def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -> Float[Array, ""]:
-    """Computes an explicit remainder of Theorem 1. The paper states only its order.
+    """Computes an explicit remainder for Theorem 1, for which the paper states only the order.
 
         (M / 6) (|mean - theta_0|^3 + sum_i a_i |theta_i - theta_0|^3)
 
@@ -267,13 +268,13 @@ def remainder(third: ArrayLike, thetas: Any, weights: Weights, at: Any = None) -
 def supremum_bound(
     f: Model, thetas: Any, weights: Weights, *args: Any, nodes: int = NODES
 ) -> Float[Array, ""]:
-    """Computes a bound of the gap without remainder, Theorem 1 with the supremum of the curvature.
+    """Computes a bound on the gap without remainder: Theorem 1 with the supremum of the curvature.
 
         1/2 sum_i |a_i| |d_i|^2 sup |D^2 f|
 
     where the supremum runs over the segment from the mean to model i. For two models it is at most
     a (1 - a) / 2 |theta_1 - theta_2|^2 sup |D^2 f|. The supremum is taken over Gauss-Legendre nodes
-    and both ends. A monotone curvature has it at an end. The bound on |gap| is rigorous up to the
+    and both ends, where a monotone curvature attains it. The bound on |gap| is rigorous up to the
     quadrature error of `integral_gap`. It forms p x p Hessians.
 
     Args:
@@ -305,12 +306,12 @@ def supremum_bound(
 def loss_bound(
     losses: Float[Array, " k"], weights: Weights, gap: ArrayLike = 0.0, lipschitz: ArrayLike = 0.0
 ) -> Float[Array, ""]:
-    """Computes a bound of the merged model's loss from its members' losses.
+    """Computes a bound on the merged model's loss from its members' losses.
 
         sum_i a_i loss_i + lipschitz |gap|
 
     for a loss that is convex and Lipschitz in the outputs. The paper's Lemma 1 assumes equal
-    losses. Here they may differ.
+    losses; here they may differ.
 
     Args:
       losses: Losses of the members, `(k,)`.
@@ -431,7 +432,7 @@ def superposition(theta: Any, tasks: Any, scale: ArrayLike) -> tuple[Any, Array]
     """Returns models and weights with a gap equal to the interference of several task vectors.
 
     The gap is f(theta + s sum_i u_i) minus f(theta) + sum_i (f(theta + s u_i) - f(theta)). To
-    second order it is s^2 sum_{i<j} D^2 f[u_i, u_j], which equation (2) leaves out.
+    second order it is s^2 sum_{i<j} D^2 f[u_i, u_j], which equation (2) omits.
 
     Args:
       theta: Parameters of the base model.

@@ -1,12 +1,12 @@
 """The R^2 of predictors of the gap in Theorem 1, in closed form for independent factors.
 
-This is the comparison of Appendix B.2 of Zhou et al., 2024 (arXiv 2402.03660), solved where
-curvature, distance and direction are independent. The gap of two models is
+This is the comparison of Appendix B.2 of Zhou et al., 2024 (arXiv 2402.03660), solved for
+independent curvature, distance and direction. The gap of two models is
 
     delta = a (1 - a) / 2 * L * S * U,  U = |D^2 f[d, d]| / (L S),
 
 where L is the norm of the Hessian, S the squared distance, and U in [0, 1] the factor of the
-direction. R^2 are squared correlations of delta with a factor. They depend only on the three
+direction. Each R^2 is the squared correlation of delta with a factor. They depend only on the three
 squared coefficients of variation, cv2 = variance / mean^2.
 """
 
@@ -37,16 +37,16 @@ class RSquared(NamedTuple):
 
 @problems.in_float64
 def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -> RSquared:
-    """Computes the R^2 of three predictors of the gap, from the variation of its factors.
+    """Computes the R^2 of three predictors of the gap from the variation of its factors.
 
         joint     ((1 + curvature) (1 + distance) - 1) / V
         distance  distance / V
         curvature curvature / V
 
     with V = (1 + curvature) (1 + distance) (1 + direction) - 1. joint >= distance + curvature
-    always. The printed values .782 and .839 sum to more than one, so they need dependent factors.
-    joint is 1 only if directions do not matter. Distance predicts better than curvature if it
-    varies more.
+    always. The printed values .782 and .839 sum to more than one, so they require dependent
+    factors. joint is 1 only if directions do not matter. Distance is a better predictor than
+    curvature if it varies more.
 
     Args:
       curvature: cv2 of L, >= 0.
@@ -70,7 +70,7 @@ def r_squared(curvature: ArrayLike, distance: ArrayLike, direction: ArrayLike) -
         problems.check(name, cv2, lambda v: (v >= 0) & (v < np.inf), allowed)
     a, b, c = (jnp.asarray(v, dtype=float) for v in (curvature, distance, direction))
     product = a + b + a * b
-    # (1 + a)(1 + b)(1 + c) - 1 as a sum of terms >= 0, in which nothing cancels.
+    # (1 + a)(1 + b)(1 + c) - 1 as a sum of terms >= 0, without cancellation.
     total = product + c + product * c
     problems.check("the largest of the three", total, lambda v: v > 0, "> 0: something must vary")
     return RSquared(product / total, b / total, a / total)

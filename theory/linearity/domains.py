@@ -102,7 +102,7 @@ SUPREMUM_CUBE = replace(
 
 
 def _third(coefficients: Any) -> Any:
-    """Computes the Frobenius norm of D^3 f, which is at least its value along any unit vector."""
+    """Computes the Frobenius norm of D^3 f, an upper bound along any unit vector."""
     xxx, xxy, xyy, yyy = coefficients[3:]
     return jnp.sqrt(36 * xxx**2 + 12 * xxy**2 + 12 * xyy**2 + 36 * yyy**2)
 
@@ -238,7 +238,7 @@ def _equal_losses(p: Problem) -> Any:
 
 
 def _readouts_apart(p: Problem) -> Any:
-    """Keeps the models apart, and the inputs away from a line."""
+    """Keeps the models separated, and the inputs away from a line."""
     (first, second), _ = _readouts(p)
     spread = linalg.det(p["inputs"].T @ p["inputs"])
     return jnp.minimum(spread, jnp.sum((first - second) ** 2)) - 0.01
@@ -277,7 +277,7 @@ def _symmetric(p: Problem) -> Any:
 
 
 def _extremes(p: Problem) -> tuple[Any, Any]:
-    """Computes the least and the largest absolute value of the two eigenvalues."""
+    """Computes the smallest and the largest absolute value of the two eigenvalues."""
     (a, b), c = p["diagonal"], p["between"]
     half, root = jnp.abs(a + b) / 2, jnp.sqrt((a - b) ** 2 / 4 + c**2 + 1e-30)
     return jnp.abs(half - root), half + root

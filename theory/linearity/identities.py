@@ -1,4 +1,4 @@
-"""Exact gaps of cross-task linearity, in closed form.
+"""Computes exact gaps of cross-task linearity, in closed form.
 
 The gap of k models theta_i with weights a_i is f(sum_i a_i theta_i) - sum_i a_i f(theta_i). Weights
 sum to one and may be negative. Models are pytrees stacked along a leading axis of length k, and d_i
@@ -124,8 +124,8 @@ def product_gap(
     """Computes the gap of a product of layers W_L ... W_1, by orders in the deviations.
 
     Replace m of the mean layers in the product by deviations, and sum over all choices of the m
-    layers. Order m is minus the mean of this over models. The gap is the sum over orders 2, ..., L.
-    For two layers it is
+    layers. Order m is minus the mean of this sum over models. The gap is the sum over orders 2,
+    ..., L. For two layers it is
 
         -1/2 sum_ij a_i a_j dW_2 dW_1,  and  -a (1 - a) dW_2 dW_1  for two models,
 
@@ -166,7 +166,7 @@ def product_gap(
 
 @defined
 def ambiguity(outputs: Float[Array, "k *out"], weights: Weights) -> Float[Array, ""]:
-    """Computes the spread of members' outputs about their weighted mean.
+    """Computes the variance of the members' outputs about their weighted mean.
 
         sum_i a_i |f_i - sum_j a_j f_j|^2
 

@@ -1,9 +1,9 @@
 """Simulators that train, merge and measure small networks, with derivatives by autodiff.
 
-The closed forms of this package are compared with them. They use no closed form. A network is a
-tuple of matrices W_1 `(h_1, i)`, ..., W_L `(o, h_{L-1})` in the order in which they are applied,
-with an activation between them. A constant input serves as bias. `identities` has the other
-conventions.
+The closed forms of this package are compared with these simulators, which use none of them. A
+network is a tuple of matrices W_1 `(h_1, i)`, ..., W_L `(o, h_{L-1})` in the order in which they
+are applied, with an activation between them. A constant input acts as bias. `identities` has the
+other conventions.
 """
 
 from collections.abc import Callable, Sequence

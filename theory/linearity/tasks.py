@@ -1,7 +1,7 @@
 """Experts, inputs and random numbers that the claims of this package share.
 
-There are few sizes, so claims share their compilations. Keys are fixed, so both sides of a claim
-use the same models.
+There are few sizes, so that claims share their compilations. Keys are fixed, so that both sides of
+a claim use the same models.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ ORDER = "log2 of the ratio of remainders at steps .02 and .01 is compared, up to
 
 tanh_network = partial(network, activation=jnp.tanh)
 
-# Compiled as one program. Operation by operation they take ten times as long to compile.
+# Compiled as one program, because compilation operation by operation takes ten times as long.
 init = jax.jit(networks.init, static_argnums=1)
 gap = jax.jit(networks.gap, static_argnums=0)
 mean = jax.jit(identities.mean)
@@ -54,7 +54,7 @@ def inputs() -> Float[Array, "n i"]:
 
 @jax.jit
 def labels() -> Float[Array, "tasks n o"]:
-    """Returns the labels of a pre-training task and of K tasks near it, from linear teachers.
+    """Returns the labels of a pre-training task and of K tasks close to it, from linear teachers.
 
     Returns:
       The labels `(1 + K, 12, 2)`, with the pre-training task first.

@@ -50,7 +50,7 @@ READOUT = (1.0, -0.7, 0.4)
 
 
 def _ridge(theta: Array, x: Array) -> Array:
-    """Computes three tanh units with a fixed readout, for which |D^3 f| <= 2 max|c| |x|^3."""
+    """Computes three tanh units with a fixed readout, with |D^3 f| <= 2 max|c| |x|^3."""
     return jnp.array(READOUT) @ jnp.tanh(theta.reshape(3, -1) @ x)
 
 

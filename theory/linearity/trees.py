@@ -1,16 +1,16 @@
-"""Lemma 2 of cross-task linearity, from pairs of models to k models, with constants.
+"""Lemma 2 of cross-task linearity, from pairs of models to k models, with explicit constants.
 
 Models are merged two at a time along a binary tree. The gap of all is then an exact sum over the
 merges v, where s_v is the total weight of the models under v:
 
     gap(all) = sum_v s_v gap(pair at v)
 
-If all pairs on the way have gaps up to epsilon, the k models have a gap up to growth x epsilon. The
-growth sum_v s_v is the mean depth of the models in the tree. Huffman's tree has the least growth.
-It exceeds the entropy of the weights in bits by less than one.
+If all merged pairs have gaps up to epsilon, the k models have a gap up to growth x epsilon. The
+growth sum_v s_v is the mean depth of the models in the tree. Huffman's tree has the smallest
+growth. It exceeds the entropy of the weights in bits by less than one.
 
-The paper is Zhou et al., 2024 (arXiv 2402.03660). A list of merges names pairs of nodes: nodes 0,
-..., k-1 are the models and node k + n is the result of merge n, counted from 0.
+The paper is Zhou et al., 2024 (arXiv 2402.03660). A list of merges contains pairs of nodes: nodes
+0, ..., k-1 are the models, and node k + n is the result of merge n, counted from 0.
 """
 
 import heapq
@@ -73,7 +73,7 @@ def chain(k: int) -> Merges:
 
 @defined
 def huffman(weights: Weights) -> Merges:
-    """Returns the merges of Huffman's tree, which has the least growth of all trees.
+    """Returns the merges of Huffman's tree, which has the smallest growth of all trees.
 
     It merges the two lightest nodes first. For uniform weights, with q = floor(log2 k), its growth
     is q + 2 - 2^(q+1) / k, which is log2 k for powers of two.
@@ -183,7 +183,7 @@ def telescope(
     gaps = []
     for m, n in merges:
         total = totals[m] + totals[n]
-        # A pair of total weight 0 may be merged with any weights, as its gap counts 0 times.
+        # A pair of total weight 0 may be merged with any weights, because its gap has the weight 0.
         share = jnp.array([totals[m] / total, totals[n] / total] if total else [0.5, 0.5])
         pair = jax.tree.map(lambda s, t: jnp.stack([s, t]), models[m], models[n])
         gaps.append(gap(f, pair, share, *args))

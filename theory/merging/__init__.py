@@ -1,13 +1,13 @@
-"""The bounds of a unified theory of model merging, compared with the exact risk of merged experts.
+"""Compares the bounds of a unified theory of model merging with the exact risk of merged experts.
 
 The subject is Li et al., A Unified Generalization Framework for Model Merging, 2026 (arXiv
-2601.21690). `tasks`, `quadratic` and `simulation` are a testbed that is solved exactly and
-simulated. `bounds` has the bounds as printed and as corrected. `heterogeneity` treats
-sparsification, and `scaling` the dependence on each hyperparameter. `effective_steps` has the
+2601.21690). `tasks`, `quadratic` and `simulation` define a testbed that is solved exactly and
+simulated. `bounds` contains the bounds as printed and as corrected. `heterogeneity` covers
+sparsification, and `scaling` the dependence on each hyperparameter. `effective_steps` computes the
 weights that optimizers give to gradients. `measure` estimates the constants of real training runs.
 `averaging` compares the average of one run's checkpoints with learning-rate decay (Tian et al.,
-WSM, arXiv 2507.17634). `gaussian` has the exact excess risk of averages, DARE, trimming and TIES on
-Gaussian task vectors, and `gaussian_simulation` merges random ones.
+WSM, arXiv 2507.17634). `gaussian` computes the exact excess risk of averages, DARE, trimming and
+TIES on Gaussian task vectors, and `gaussian_simulation` merges random ones.
 """
 
 from sail_jax.lazy import listed

@@ -1,14 +1,14 @@
-"""The average of a run's checkpoints compared with learning-rate decay, on a noisy quadratic.
+"""Compares the average of a run's checkpoints with learning-rate decay, on a noisy quadratic.
 
-SGD on h x^2 / 2 with gradient noise of standard deviation sigma steps
-x' = (1 - eta h) x - eta sigma xi. The rate is constant, and every `spacing` steps there is a
-checkpoint, x_0 to x_k. Weights c_j give the average sum_j c_j x_j. With U_i = x_i - x_{i-1} and d_i
-= sum_{j>=i} c_j it is x_0 + sum_i d_i U_i, the past updates scaled by a decay. Training with the
-rates eta d_i makes other updates, since it computes its gradients elsewhere. Both start at
-checkpoint 0 here and take the same number of steps.
+A step of SGD on h x^2 / 2 with gradient noise of standard deviation sigma is x' = (1 - eta h) x -
+eta sigma xi. The rate is constant, with a checkpoint every `spacing` steps, x_0 to x_k. Weights c_j
+give the average sum_j c_j x_j. With U_i = x_i - x_{i-1} and d_i = sum_{j>=i} c_j it is x_0 + sum_i
+d_i U_i, the past updates scaled by a decay. Training with the rates eta d_i has other updates,
+because its gradients are computed at other points. Here, both start at checkpoint 0 and take the
+same number of steps.
 
-Only two numbers of an end point matter, the remaining share of x_0 and the variance of the noise
-since then. For any decay in [0, 1] and eta h < 1 the average never has the smaller share.
+An end point is characterised by two numbers, the remaining fraction of x_0 and the variance of the
+noise since then. For any decay in [0, 1] and eta h < 1, the average never has the smaller fraction.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def _nonnegative(x: np.ndarray) -> np.ndarray:
 
 
 def _pace(rate: Numbers, curvature: Numbers) -> Array:
-    """Computes eta h in float64, since products of small numbers underflow in float32."""
+    """Computes eta h in float64, because products of small numbers underflow in float32."""
     with jax.enable_x64(True):
         return jnp.asarray(rate, float) * jnp.asarray(curvature, float)
 
@@ -58,7 +58,7 @@ class NoisyQuadratic:
       curvature: Curvature h, > 0.
       rate: Learning rate eta, with 0 < eta h < 2.
       noise: Standard deviation sigma of a step's gradient, finite and >= 0.
-      spacing: Steps between two checkpoints, a whole number >= 1.
+      spacing: Steps between two checkpoints, an integer >= 1.
       mean: Mean of the first checkpoint, measured from the minimum, finite.
       variance: Variance of the first checkpoint about its mean, finite and >= 0. None is the
         stationary variance of a long run.
@@ -72,7 +72,7 @@ class NoisyQuadratic:
     variance: Numbers | None = None
 
     def __post_init__(self) -> None:
-        # JAX also makes these objects of placeholders, which cannot be checked here.
+        # JAX also constructs these objects from placeholders, which cannot be checked.
         if isinstance(self.curvature, float | int | np.number | np.ndarray | jax.Array):
             check("curvature", self.curvature, lambda h: h > 0, "> 0")
             check(
@@ -119,7 +119,7 @@ class Moments(NamedTuple):
 
 
 class _Shares(NamedTuple):
-    """The remaining share of the first checkpoint, and the variance of the noise since then."""
+    """The remaining fraction of the first checkpoint, and the variance of the noise since then."""
 
     left: Float[Array, "*b"]
     noise: Float[Array, "*b"]
@@ -131,7 +131,7 @@ def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
 
 
 def _checked(weights: Numbers) -> Numbers:
-    """Checks weights in their own precision, since the caller's precision would round them."""
+    """Checks weights in their own precision, because the caller's precision would round them."""
     if np.ndim(weights) != 1 or not np.size(weights):
         raise ValueError(
             f"weights must be a vector, one for each checkpoint; got shape {np.shape(weights)}"
@@ -147,7 +147,7 @@ def _log(u: Array) -> Array:
 
 
 def _kept(u: Array, steps: Array) -> Array:
-    """Computes (1 - u)^steps, the remaining share of a start."""
+    """Computes (1 - u)^steps, the remaining fraction of a start."""
     size = jnp.exp(steps * _log(u))
     return jnp.where((u > 1) & (steps % 2 == 1), -size, size)
 
@@ -180,7 +180,7 @@ def _floats(*values: Numbers) -> list[Array]:
 
 
 def _kick(problem: NoisyQuadratic) -> Array:
-    """The variance of one step's noise."""
+    """Computes the variance of one step's noise."""
     return jnp.square(jnp.asarray(problem.rate, float) * jnp.asarray(problem.noise, float))
 
 
@@ -191,7 +191,7 @@ def _to_the_end(rho: Array, c: Float[Array, " n"]) -> Float[Array, "*b n"]:
 
 
 def _left_by_average(problem: NoisyQuadratic, c: Float[Array, " n"]) -> _Shares:
-    """Computes the average of checkpoints from its factors of the noise of each interval."""
+    """Computes the fractions of the average from its factors of the noise per interval."""
     h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
     has = _to_the_end(_kept(eta * h, p), c)
     noise = _sum(eta * h * (2 - eta * h), p)[..., 0] * jnp.sum(has[..., 1:] ** 2, -1)
@@ -208,7 +208,7 @@ _summed_after = partial(_after, gather=jnp.cumsum, nothing=0.0)
 
 
 def _left_by_decay(problem: NoisyQuadratic, d: Float[Array, " k"]) -> _Shares:
-    """Computes a run at the rates eta d_i, `spacing` steps each."""
+    """Computes the fractions of a run at the rates eta d_i, `spacing` steps each."""
     h, eta, p = _floats(problem.curvature, problem.rate, problem.spacing)
     u = eta * h * d
     kept = _kept(u, p)
@@ -229,7 +229,7 @@ def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
 
     bias = mu_0 sum_j c_j rho^j and variance = v sum_ij c_i c_j rho^|i-j| + (v_0 - v) (sum_j c_j
     rho^j)^2, with rho = (1 - eta h)^spacing and the stationary variance v. The variance is computed
-    as a sum over intervals, in which nothing cancels at small rates.
+    as a sum over intervals, without cancellation at small rates.
 
     Args:
       problem: The quadratic.
@@ -289,7 +289,8 @@ def _decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
 
 @defined
 def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
-    """Computes the distance of the first checkpoint below which the average beats the decay.
+    """Computes the distance of the first checkpoint below which the average is better than the
+    decay.
 
     Both expected losses are linear in the second moment of x_0, so it has a closed form. It is E
     x_0^2 = (noise of the decay - noise of the average) / (left^2 of the average - left^2 of the
@@ -297,7 +298,7 @@ def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
     number of checkpoints the equation cannot be solved in closed form.
 
     Args:
-      problem: The quadratic; its `mean` does not matter.
+      problem: The quadratic; its `mean` is ignored.
       weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
 
     Returns:
@@ -322,7 +323,7 @@ def _break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]
     some = jnp.where(more > 0, more, 1.0)
     always = jnp.where(gain > 0, jnp.inf, 0.0)
     edge = jnp.where(more > 0, jnp.sqrt(jnp.maximum(gain / some, 0.0)), always)
-    # Where all d_i are 1 or 0 the average is one checkpoint, the end of the decay.
+    # If all d_i are 1 or 0, the average is one checkpoint, the end of the decay.
     return jnp.where(jnp.any((d != 0) & (d != 1)), edge, 0.0)
 
 
@@ -339,8 +340,8 @@ def _differences(
     kept, after = _kept(u * d, p), _after(_kept(u * d, p))
     has = _to_the_end(_kept(u, p), c)
 
-    # In interval i the decay loses at least d_i times the share that constant rates lose. Before,
-    # it lost less than constant rates do.
+    # In interval i, the decay loses at least d_i times the fraction that constant rates lose.
+    # Before, it lost less than constant rates.
     before = _after(kept[..., ::-1])[..., ::-1]
     faster = p * log1p(jnp.where(slow, u * (1 - d) / jnp.where(slow, 1 - u, 1.0), 0.0))
     ahead = _summed_after(faster[..., ::-1])[..., ::-1]
@@ -348,7 +349,7 @@ def _differences(
     share = jnp.sum(d * (before * u * _gap(u, d, p) + _lost(u, p) * behind), -1)
     more = share * (has[..., 0] + jnp.prod(kept, -1))
 
-    # Both start with d_i of the noise of interval i, and lose some of it in later intervals.
+    # Both start with d_i times the noise of interval i, and lose some of it in later intervals.
     gone = jnp.where(slow, -jnp.expm1(_summed_after(p * _log(u * d))), 1 - after)
     age = ages - ages[1:, None]
     fades = jnp.where(age > 0, c * _lost(u, p * ages)[..., np.maximum(age, 0)], 0.0)
@@ -362,11 +363,11 @@ def _differences(
 
 
 class Dense(NamedTuple):
-    """The remaining shares of the first checkpoint and of the stationary variance, in the dense
+    """The remaining fractions of the first checkpoint and of the stationary variance, in the dense
     limit.
 
     Attributes:
-      bias: The share of the mean.
+      bias: The fraction of the mean.
       variance: The variance of a stationary run, in units of the stationary variance.
     """
 
@@ -380,7 +381,8 @@ def _positive(time: np.ndarray) -> np.ndarray:
 
 @in_float64
 def dense(time: ArrayLike) -> tuple[Dense, Dense]:
-    """Computes the uniform average of all iterates and linear decay to 0, for small rates.
+    """Computes the fractions of a uniform average of all iterates and of linear decay to 0, for
+    small rates.
 
     With T = eta h times the steps, the average keeps (1 - e^-T) / T of the mean and 2 (T - 1 +
     e^-T) / T^2 of the variance. The decay keeps e^(-T/2) and sqrt(pi / T) erf(sqrt T) / 2.
@@ -389,7 +391,7 @@ def dense(time: ArrayLike) -> tuple[Dense, Dense]:
       time: T > 0, finite, of any shape.
 
     Returns:
-      The shares of the average, and of the decay.
+      The fractions of the average, and of the decay.
 
     Raises:
       ValueError: If a time is not positive, or infinite.
@@ -405,7 +407,8 @@ def dense(time: ArrayLike) -> tuple[Dense, Dense]:
 
 @in_float64
 def dense_break_even(time: ArrayLike) -> Float[Array, "*b"]:
-    """Computes the distance below which a uniform average beats linear decay, at small rates.
+    """Computes the distance below which a uniform average is better than linear decay, at small
+    rates.
 
     The run was stationary about its mean. The square of the result is the difference of the
     variances of `dense`, divided by the difference of the squared biases. It is 1/5 for short
@@ -443,7 +446,7 @@ def _dense_break_even(t: Float[Array, "*b"]) -> Float[Array, "*b"]:
 
 @defined
 def dense_window(distance: float) -> float:
-    """Computes the window above which the average beats linear decay, at small rates.
+    """Computes the window above which the average is better than linear decay, at small rates.
 
     It is a root of `dense_break_even`, found by Brent's method.
 
@@ -451,8 +454,8 @@ def dense_window(distance: float) -> float:
       distance: |mean| of the run at the start of the window, in stationary standard deviations.
 
     Returns:
-      The time T = eta h times the steps. It is 0 where every window is long enough, for distances
-      up to sqrt(1/5).
+      The time T = eta h times the steps. It is 0 if every window is long enough, that is, for
+      distances up to sqrt(1/5).
 
     Raises:
       ValueError: If the distance is negative or infinite.
@@ -495,7 +498,7 @@ def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs
 
     Args:
       key: Random key.
-      problem: The quadratic, one problem of known numbers.
+      problem: The quadratic: a single problem with concrete numbers.
       weights: Weights c_j `(n,)` of sum 1 of the average, oldest checkpoint first.
       runs: Number of independent runs, >= 1.
 

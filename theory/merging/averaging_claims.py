@@ -1,8 +1,8 @@
 """Averages of one run's checkpoints, and learning-rate decay (WSM, arXiv 2507.17634).
 
 The paper's identity is exact for the past updates. The conclusion that the average equals annealing
-is refuted for SGD on a quadratic. The other claims have corrected statements. Simulators run SGD
-with constant and with decayed rates, step by step, and Adam.
+is false for SGD on a quadratic. The other claims are corrected statements. Simulators run SGD with
+constant and with decayed rates, step by step, and Adam.
 """
 
 from collections.abc import Callable

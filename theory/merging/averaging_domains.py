@@ -1,4 +1,4 @@
-"""Noisy quadratics that attack the bounds about averages of checkpoints.
+"""Noisy quadratics that attack the bounds on averages of checkpoints.
 
 The ratio compares closed forms. `again` follows the moments of SGD step by step.
 """
@@ -36,7 +36,7 @@ def followed(pace: float, spacing: int, weights: Any, variance: float) -> tuple[
       Mean and variance of the average, and of the run at decayed rates.
     """
     c = np.asarray(weights, float)
-    # Shares of the first checkpoint and of each step's noise, in the iterate and in the sum.
+    # Fractions of the first checkpoint and of each step's noise, in the iterate and in the sum.
     now, total = np.zeros(1 + spacing * (c.size - 1)), np.zeros(1 + spacing * (c.size - 1))
     now[0] = 1.0
     total += c[0] * now

@@ -1,4 +1,4 @@
-"""The bounds of the merging theory, as printed and as corrected, from constants alone.
+"""The bounds of the merging theory, as printed and as corrected, computed from constants.
 
 The loss enters only through constants, from an exact testbed (`quadratic.constants`) or measured
 (`measure`). The paper is Li et al., A Unified Generalization Framework for Model Merging, 2026
@@ -19,7 +19,7 @@ Form = Literal["printed", "corrected"]
 
 
 class Constants(NamedTuple):
-    """Constants of the losses that the bounds need, in the units of the parameters.
+    """Constants of the losses that the bounds require, in the units of the parameters.
 
     f_i is the empirical risk of task i, f = mean_i f_i, and f~ = sum_i w_i f_i is the surrogate.
 
@@ -41,15 +41,15 @@ class Constants(NamedTuple):
 
 
 class Bound(NamedTuple):
-    """A bound of the excess risk, with its parts.
+    """A bound on the excess risk, with its parts.
 
     Attributes:
-      stability: Bound of the merged model's stability (Theorem 1).
-      surrogate: Bound of |grad f~|^2 (Theorem 2, eps_sgd).
-      gradient: Bound of |grad f|^2 (eq. 7).
-      sample_gradient: Bound of the term that Lemma 1 divides by 2 gamma.
-      excess: Bound of the excess risk at the given gamma.
-      gamma: The gamma with the least bound.
+      stability: Bound on the merged model's stability (Theorem 1).
+      surrogate: Bound on |grad f~|^2 (Theorem 2, eps_sgd).
+      gradient: Bound on |grad f|^2 (eq. 7).
+      sample_gradient: Bound on the term that Lemma 1 divides by 2 gamma.
+      excess: Bound on the excess risk at the given gamma.
+      gamma: The gamma with the smallest bound.
       least: The bound at this gamma.
     """
 
@@ -72,12 +72,12 @@ def excess_risk_bound(
     coefficient: float = 5.0,
     convex: bool = True,
 ) -> Bound:
-    """Computes a bound of the excess risk of a merged model, and its parts.
+    """Computes a bound on the excess risk of a merged model, and its parts.
 
         (L + gamma) / 2 stability + sample_gradient / (2 gamma) + C gradient
 
-    Form "printed" is Theorem 3, which has gamma = 1. It is not a bound, since Lemma 1 and Theorems
-    1 and 2 are not bounds.
+    Form "printed" is Theorem 3, which has gamma = 1. It is not a bound, because Lemma 1 and
+    Theorems 1 and 2 are not bounds.
 
     Form "corrected" holds for quadratics of one curvature and rates <= 1 / L, with at least two
     samples per task. It combines Lemma 1 with gradients of samples, `local_stability`,
@@ -91,15 +91,15 @@ def excess_risk_bound(
       coefficient: Coefficient of the term in A_3, 5 (Theorem 2) or 12 (Corollary 2, Theorem 4).
         Only for "printed".
       convex: Whether the losses are convex. False multiplies the stability by exp(2 rate L K).
-        sigma_i^2 must then bound the variance along the whole path, and the gradient's part still
-        holds for quadratics only. Only for "corrected".
+        sigma_i^2 must then bound the variance along the whole path, and the part of the gradient
+        still holds only for quadratics. Only for "corrected".
 
     Returns:
       The bound and its parts, scalars.
 
     Raises:
-      ValueError: If `form` is unknown, an argument is out of range, or constants have another
-        number of entries than there are tasks.
+      ValueError: If `form` is unknown, an argument is out of range, or the number of entries of a
+        constant differs from the number of tasks.
 
     References:
       Li et al., 2026 (arXiv 2601.21690), Theorems 1 to 3, Lemma 1, eq. (7).
@@ -134,11 +134,12 @@ def excess_risk_bound(
         # chi sum_i w_i zeta_i^2 by Cauchy and Schwarz.
         gradient = 2 * surrogate + 2 * _times(chi, jnp.sum(w * zeta2))
         # The mean square of all samples' gradients has three parts. They are the square of their
-        # mean, the spread of the tasks about it, and the spread of the samples within their tasks.
+        # mean, the variance of the tasks about it, and the variance of the samples within their
+        # tasks.
         sample = gradient + jnp.mean(zeta2 + variance)
     gamma = jnp.asarray(gamma, float)
     excess = (L + gamma) / 2 * stability + sample / (2 * gamma) + C * gradient
-    # gamma / 2 stability + sample / (2 gamma) is least where its two terms are equal.
+    # gamma / 2 stability + sample / (2 gamma) is smallest if its two terms are equal.
     best = jnp.sqrt(sample / stability)
     least = L / 2 * stability + jnp.sqrt(sample * stability) + C * gradient
     return Bound(stability, surrogate, gradient, sample, excess, best, least)
@@ -148,16 +149,16 @@ def excess_risk_bound(
 def local_stability(
     constants: Constants, training: Training, *, form: Form = "printed", convex: bool = True
 ) -> Float[Array, " N"]:
-    """Computes a bound of E|x_i - x_i'|^2, an expert's change when one of its samples is replaced.
+    """Computes a bound on E|x_i - x_i'|^2, an expert's change when one of its samples is replaced.
 
         printed:    16 K rate^2 (sigma^2 + 3 b zeta^2) / n
         corrected:  2 sigma^2 ((rate K)^2 / (n (n - 1)) + rate^2 K / (b n))
 
-    "corrected" holds for convex losses and rates <= 2 / L, with batches at the same places for both
-    experts. In general it has a factor exp(2 rate L K). It has n (n - 1), since sigma^2 is about
-    the mean of n samples, and two samples of a task differ by 2 sigma^2 n / (n - 1). Where
-    "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1), for the sigma^2 within the n
-    samples. It is violated from K of about 8 n on.
+    "corrected" holds for convex losses and rates <= 2 / L, with batches at the same positions for
+    both experts. In general, it has a factor exp(2 rate L K). It has n (n - 1), because sigma^2 is
+    about the mean of n samples, and the mean squared difference of two samples of a task is 2
+    sigma^2 n / (n - 1). Where "corrected" holds, "printed" holds up to K = (8 - 1/b) (n - 1), for
+    the sigma^2 within the n samples. It is violated from about K = 8 n.
 
     Args:
       constants: Constants of the losses.
@@ -179,8 +180,8 @@ def local_stability(
     if form == "printed":
         return 16 * k * training.rate**2 * (variance + 3 * _times(b, zeta2)) / n
     check("samples", n, lambda x: x >= 2, ">= 2 (one sample has no variance within its data)")
-    # A step expands distances by 1 + rate L at most, and a convex loss not at all for rates <= 2 /
-    # L.
+    # A step expands distances by at most 1 + rate L, and not at all for a convex loss and rates <=
+    # 2 / L.
     growth = 1.0 if convex else jnp.exp(2 * training.rate * L * k)
     return 2 * variance * training.rate**2 * growth * (k**2 / (n * (n - 1)) + k / (b * n))
 
@@ -193,14 +194,14 @@ def surrogate_gradient(
     form: Form = "printed",
     coefficient: float = 5.0,
 ) -> Float[Array, ""]:
-    """Computes a bound of E|grad f~|^2 at the merged model.
+    """Computes a bound on E|grad f~|^2 at the merged model.
 
         printed:    eps_sgd of eq. (6)
         corrected:  (1 - rate / 2C)^(2 min K) (2 L gap + sum_i w_i zeta_i^2)
                     + rate L sum_i w_i^2 sigma_i^2 / b_i
 
-    "printed" is for the rate sqrt(N / mean K) only. It fails there unless L sqrt(N mean K) <= 1/8.
-    It is then vacuous, since its first term is at least 16 |grad f~(start)|^2. "corrected" holds
+    "printed" is only for the rate sqrt(N / mean K). It fails there unless L sqrt(N mean K) <= 1/8.
+    It is then vacuous, because its first term is at least 16 |grad f~(start)|^2. "corrected" holds
     for quadratics of one curvature and rates <= 1 / L.
 
     Args:
@@ -240,8 +241,8 @@ def surrogate_gradient(
             + coefficient * N * L**2 * zeta2.max() * a3 / mean
         )
     check("rate * L", training.rate * L, lambda x: x <= 1 + 1e-6, "at most 1")
-    # 1 / (2 C) is the least eigenvalue, so this is the largest remaining share of a start after the
-    # least number of steps.
+    # 1 / (2 C) is the smallest eigenvalue, so this is the largest remaining fraction of a start
+    # after the smallest number of steps.
     left = jnp.exp(2 * k.min() * log1p(-jnp.minimum(training.rate / (2 * C), 1.0)))
     noise = jnp.sum(w**2 * variance / b) * training.rate * L
     return left * (2 * L * gap + jnp.sum(w * zeta2)) + noise

@@ -5,9 +5,9 @@ a_{K-1}, in units of the learning rate. The expert then moves by
 
     x_K - x_0 = -rate sum_t a_t g_t.
 
-For SGD a_t = 1. By Remark 6 Adam has such step sizes, too, but the paper does not print them. Adam
+For SGD a_t = 1. By Remark 6, Adam also has such step sizes, but the paper does not state them. Adam
 divides each coordinate by its own root mean square, so its a_t has an entry for every coordinate.
-One number per step, as in eq. (14), is not enough.
+One number per step, as in eq. (14), is not sufficient.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 from theory.problems import check, check_squares, defined
 
 if TYPE_CHECKING:
-    import optax  # not at run time: closed forms do without it
+    import optax  # not at run time, because closed forms do not use it
 
 
 class EffectiveSteps(NamedTuple):
@@ -51,8 +51,8 @@ def adam_steps(
         a_t = sum_{s >= t} (1 - b1) b1^(s-t) / ((1 - b1^(s+1)) (sqrt(v_s) + eps))
         v_s = sum_{r <= s} (1 - b2) b2^(s-r) g_r^2 / (1 - b2^(s+1))
 
-    A gradient acts at its own step and, by momentum, at all later ones. The sizes depend on the
-    gradients through v. For constant gradients they sum to K / (|g| + eps).
+    A gradient acts at its own step and, through momentum, at all later ones. The sizes depend on
+    the gradients through v. For constant gradients they sum to K / (|g| + eps).
 
     Args:
       gradients: The gradients of one expert, step by step `(K, *d)`.

@@ -11,7 +11,7 @@ from theory.merging.tasks import QuadraticTasks
 
 
 class Followed:
-    """First and second moments of experts that are followed step by step.
+    """First and second moments of experts, followed step by step.
 
     An expert is kept * start + pull * (mean of its data) + noise.
 
@@ -44,7 +44,7 @@ class Followed:
         Args:
           start: Coefficient of the start, `(d,)` or a number.
           data: Coefficients of the means of the data, `(N, d)` or `(N, 1)`.
-          noise: Coefficients of the noises, in the same way.
+          noise: Coefficients of the noises, likewise.
 
         Returns:
           The mean squares `(d,)`.
@@ -95,7 +95,7 @@ class Followed:
 
     @property
     def excess(self) -> float:
-        """Computes F at the merged model minus the least of f."""
+        """Computes F at the merged model minus the minimum of f."""
         units = np.eye(self.tasks)[:, :, None]
         best = [self.square(0.0, self.even[:, None] - e, 0.0) for e in units]
         return self.risk - self.empirical(best)
@@ -124,12 +124,12 @@ class Followed:
 
     @property
     def gap(self) -> float:
-        """Computes f~ at the start minus its least value."""
+        """Computes f~ at the start minus its minimum."""
         return float(np.sum(self.h * self.square(1.0, -self.w[:, None], 0.0))) / 2
 
     @property
     def local(self) -> np.ndarray:
-        """Computes an expert's change if one sample is replaced. The sample has a share c / b of
+        """Computes an expert's change if one sample is replaced. The sample has a weight c / b in
         each step, with c binomial (b, 1/n).
         """
         n, b = self.n[:, None], self.b[:, None]
@@ -241,7 +241,7 @@ def epsilon_sgd(
 
     Args:
       smoothness: L.
-      gap: f~ at the start minus its least value.
+      gap: f~ at the start minus its minimum.
       noise: sigma^2 / b.
       zeta2: zeta^2.
       steps: K_i of each task.

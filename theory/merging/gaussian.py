@@ -1,19 +1,20 @@
-"""The excess risk of averages, DARE, trimming and TIES of Gaussian task vectors.
+"""Computes the excess risk of averages, DARE, trimming and TIES of Gaussian task vectors.
 
 Each entry of every task has the same law. A task uses an entry with the probability `support`.
-There its optimum and its expert's task vector are
+At such an entry, its optimum and its expert's task vector are
 
     c_t = mu + delta_t,    tau_t = c_t + eps_t,
 
 with mu shared by all tasks, the heterogeneity delta_t of the task, and the noise eps_t of finite
-training, all normal and independent. Elsewhere c_t = 0 and tau_t = eps_t. The loss of task t is
-h_t (x - c_t)^2 / 2, with the curvature h_t = 1 where the task uses the entry and `elsewhere`
+training, all normal and independent. At other entries c_t = 0 and tau_t = eps_t. The loss of task t
+is h_t (x - c_t)^2 / 2, with the curvature h_t = 1 if the task uses the entry and `elsewhere`
 otherwise. A merge is scale * m. Its excess risk is its mean loss over tasks and entries, minus the
 mean loss at the best point of each entry.
 
-The excess is a quadratic in the scale. So two moments of a merge are enough (`merge_moments`), and
-its best scale has a closed form. Trimming is by magnitude over the whole vector. Its threshold is
-the quantile of infinitely many entries. With n entries it varies by about 1 / sqrt(n).
+The excess is quadratic in the scale. Two moments of a merge are therefore sufficient
+(`merge_moments`), and its best scale has a closed form. Trimming is by magnitude over the whole
+vector. Its threshold is the quantile of infinitely many entries. With n entries it varies by about
+1 / sqrt(n).
 """
 
 import math
@@ -37,11 +38,11 @@ METHODS: tuple[Method, ...] = get_args(Method)
 # many from their mean.
 FAR = 6.5
 # Cells of the lattice of sums per standard deviation of a task vector about its shared part. The
-# error falls with their square. It was at most 5e-5 of the moments in all trials.
+# error decreases with their square, and was at most 5e-5 of the moments in all trials.
 CELLS = 16
-# The least ratio of this deviation to the shared part's that `ties` resolves.
+# The smallest ratio of this deviation to that of the shared part that `ties` resolves.
 LEAST = 0.01
-# Limits of the numbers that are held at once, and of all computed numbers (CPU-seconds).
+# Limits on the numbers in memory at once, and on all computed numbers (CPU-seconds).
 TOGETHER, MOST = 2**22, 2**28
 
 
@@ -49,16 +50,16 @@ TOGETHER, MOST = 2**22, 2**28
 class GaussianTasks:
     """Tasks with normal optima, entry by entry, and experts that found them up to noise.
 
-    A ValueError is raised for numbers out of range.
+    Raises a ValueError for numbers out of range.
 
     Attributes:
       tasks: Number of tasks T, >= 1.
       shared: Standard deviation of the part that all tasks share, >= 0.
       heterogeneity: Standard deviation of a task's own part, >= 0.
       noise: Standard deviation of an expert about its optimum, >= 0.
-      support: The share of entries that a task uses, in (0, 1].
-      elsewhere: A task's curvature in the entries that it does not use, in [0, 1]. With 1 the
-        curvature is the same everywhere. With 0 a change of these entries costs the task nothing.
+      support: The fraction of entries that a task uses, in (0, 1].
+      elsewhere: A task's curvature in the entries that it does not use, in [0, 1]. With 1, the
+        curvature is the same everywhere. With 0, changes of these entries do not affect the task.
 
     >>> tasks = GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=0.5)
     >>> round(merge_moments(tasks, "average").excess(1.0), 5)  # noise^2 / (2 T)
@@ -83,12 +84,12 @@ class GaussianTasks:
 
     @property
     def own(self) -> float:
-        """The standard deviation of a task vector about its shared part, where it is used."""
+        """The standard deviation of a task vector about its shared part, at used entries."""
         return math.hypot(self.heterogeneity, self.noise)
 
     @property
     def spread(self) -> float:
-        """The standard deviation of a task vector, where it is used."""
+        """The standard deviation of a task vector, at used entries."""
         return math.hypot(self.shared, self.own)
 
     @property
@@ -128,12 +129,12 @@ class MergeMoments(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The scale of least excess, product / square. It is 0 for a merge that is 0."""
+        """The scale with the smallest excess, product / square; 0 for a merge that is 0."""
         return self.product / self.square if self.square else 0.0
 
     @property
     def least(self) -> float:
-        """The least excess over all scales."""
+        """The smallest excess over all scales."""
         return (self.start - self.product * self.scale) / 2
 
 
@@ -153,14 +154,14 @@ class BestMerge(NamedTuple):
 
 @defined
 def trim_threshold(tasks: GaussianTasks, density: float) -> float:
-    """Computes the magnitude that a share `density` of a task vector's entries exceeds.
+    """Computes the magnitude that a fraction `density` of a task vector's entries exceeds.
 
     Args:
       tasks: The tasks.
-      density: The share, in (0, 1].
+      density: The fraction, in (0, 1].
 
     Returns:
-      The threshold. It is 0 where at most this share of the entries differs from 0.
+      The threshold. It is 0 if at most this fraction of the entries differs from 0.
 
     Raises:
       ValueError: If the density is out of range.
@@ -201,7 +202,7 @@ def merge_moments(
     Args:
       tasks: The tasks.
       method: The merge.
-      density: The share of entries that is kept, in (0, 1]. "average" ignores it.
+      density: The fraction of entries that is kept, in (0, 1]. "average" ignores it.
       cells: Cells of the lattice per standard deviation of a task vector about its shared part.
 
     Returns:
@@ -243,15 +244,15 @@ def dense_moments(
         square = shared^2 (1 - 1/T) + (shared^2 + heterogeneity^2 + noise^2) / (T density)
         product = start = shared^2 + heterogeneity^2 / T
 
-    So the least excess over all scales is start (1 - start / square) / 2. These are `merge_moments`
-    for arrays, which JAX can trace.
+    The smallest excess over all scales is therefore start (1 - start / square) / 2. These are
+    `merge_moments` for arrays, which JAX can trace.
 
     Args:
       tasks: Number of tasks T, >= 1.
       shared: Standard deviation of the part that all tasks share, >= 0.
       heterogeneity: Standard deviation of a task's own part, >= 0.
       noise: Standard deviation of an expert about its optimum, >= 0.
-      density: The share of entries that DARE keeps, in (0, 1]. 1 is the average.
+      density: The fraction of entries that DARE keeps, in (0, 1]. 1 is the average.
 
     Returns:
       The square and the product, each with the broadcast shape of the arguments.
@@ -279,7 +280,7 @@ def dense_moments(
 
 @defined
 def best_merge(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) -> BestMerge:
-    """Finds the density and the scale at which a merge has the least excess risk.
+    """Finds the density and the scale at which a merge has the smallest excess risk.
 
     The scale has a closed form. The density is searched among powers of 2, and then between the
     neighbours of the best one.
@@ -290,7 +291,7 @@ def best_merge(tasks: GaussianTasks, method: Method, *, cells: float = CELLS) ->
       cells: As for `merge_moments`.
 
     Returns:
-      The merge at its best. Averages and DARE are best at the density 1.
+      The merge at its best settings. Averages and DARE are best at the density 1.
 
     >>> best_merge(GaussianTasks(4, shared=1.0, heterogeneity=1.0, noise=2.0), "dare")
     BestMerge(density=1.0, scale=0.5555555555555556, excess=0.2777777777777778)
@@ -325,7 +326,7 @@ def _linear(tasks: GaussianTasks, cut: float, density: float) -> MergeMoments:
     weighed = p * used + tasks.elsewhere * off * unused  # E h_t g(tau_t)^2
     one, others = p * used + off * unused, n - 1
     # Weighted by the curvature of task 1, the terms are its own square, the others' squares, and
-    # products of pairs. Task 1 contributes to products only where it uses the entry.
+    # products of pairs. Task 1 contributes to products only if it uses the entry.
     squares = (weighed + others * tasks.curvature * one) / density
     pairs = 2 * others * both + others * (others - 1) * tasks.curvature * both
     # E[c_1 | tau_1] is linear in tau_1, and E[c_1 | tau_2] in tau_2.
@@ -353,7 +354,7 @@ def _kept(c: float, spread: float) -> float:
 
 
 def _both_kept(c: float, tasks: GaussianTasks) -> float:
-    """Computes E[x y; |x|, |y| > c] of task vectors of two tasks, where both use the entry."""
+    """Computes E[x y; |x|, |y| > c] of task vectors of two tasks that both use the entry."""
     if not tasks.shared:
         return 0.0
     z, ratio = c / tasks.spread, (tasks.shared / tasks.spread) ** 2
@@ -386,17 +387,17 @@ def _binomial(n: int, p: float) -> np.ndarray:
 
 # --- TIES -----------------------------------------------------------------------------------------
 
-# The difficulty is that the elected sign depends on all task vectors, and the divisor on how many
-# agree. Given the shared part mu they are independent. Let S be their sum after trimming, a the
-# number of positive ones and P the sum of these. By symmetry a negative S contributes as much as a
-# positive one, so
+# The difficulty is that the elected sign depends on all task vectors, and the divisor on the number
+# that agree. Given the shared part mu, they are independent. Let S be their sum after trimming, a
+# the number of positive ones and P the sum of these. By symmetry, a negative S contributes as much
+# as a positive one, so
 #
 #     E[w_1 m^j] = 2 sum_a E[w_1 P^j; a, S > 0] / a^j,
 #
 # with w_1 = h_1 or h_1 c_1 of task 1. Each term is a product of Fourier transforms. They are of the
 # law of one task vector above the threshold, of this law times x and x^2, of the law below -c with
-# trimmed entries at 0, and of the same laws weighted by w_1. The lattice decides only whether S >
-# 0. All moments within its cells are exact.
+# trimmed entries at 0, and of the same laws weighted by w_1. The lattice only determines whether S
+# > 0. All moments within its cells are exact.
 
 
 def _ties(tasks: GaussianTasks, cut: float, cells: float) -> tuple[float, float]:
@@ -426,7 +427,7 @@ def _ties(tasks: GaussianTasks, cut: float, cells: float) -> tuple[float, float]
 
 
 def _sums(tasks: GaussianTasks, of: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the transforms of both moments, by the place of the sum of all task vectors."""
+    """Computes the transforms of both moments, by the position of the sum of all task vectors."""
     n, (law, x, x2), (h0, h1, h2), (c0, c1) = tasks.tasks, of["law"], of["h"], of["hc"]
     # Powers 0 to T - 1 of the law of a positive task vector, and of the rest.
     power, left = _powers(law, n), _powers(of["rest"], n)
@@ -464,8 +465,8 @@ def _alike(tasks: GaussianTasks, cut: float) -> tuple[float, float]:
 def _shared_parts(tasks: GaussianTasks) -> tuple[np.ndarray, np.ndarray]:
     """Returns nodes of the shared part and their weights, by the trapezoidal rule.
 
-    Its error falls with e^-(width / step)^2 (2 pi^2), since the integrand is smooth on the scale of
-    the mean of all task vectors.
+    Its error decreases as e^-(width / step)^2 (2 pi^2), because the integrand is smooth on the
+    scale of the mean of all task vectors.
     """
     if not tasks.shared:
         return np.zeros(1), np.ones(1)

@@ -1,4 +1,4 @@
-"""The exact excess risk of averages, DARE, trimming and TIES, and two papers' claims on them.
+"""The exact excess risk of averages, DARE, trimming and TIES, and the claims of two papers.
 
 The simulators draw long task vectors and merge them by `sail_jax.methods`. Losses are measured
 entry by entry. All claims on one problem share their draws.
@@ -39,7 +39,7 @@ WORDS = {
     "own": "each task uses a fifth of the entries, and has no curvature elsewhere",
     "common": "each task uses a tenth of the entries, all curvatures alike",
 }
-# The number of tensors in whole checks, as many as the effects need. Quick checks have fewer.
+# The number of tensors in whole checks, sufficient for the effects. Quick checks have fewer.
 TENSORS = {DENSE: 20, OWN: 40, BEDS["common"]: 40}
 FEW = 10
 SPARSEST = 0.02  # the least density that is searched
@@ -95,7 +95,7 @@ def _excess(
 
 
 def _scale(tasks: GaussianTasks, method: Method, density: float) -> Simulate:
-    """Searches the best scale of a merge, for each tensor."""
+    """Searches for the best scale of a merge, for each tensor."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         drawn = _drawer(tasks)(key, quick)
@@ -109,7 +109,7 @@ def _scale(tasks: GaussianTasks, method: Method, density: float) -> Simulate:
 
 
 def _least(tasks: GaussianTasks, method: Method) -> Simulate:
-    """Searches the density and the scale of a merge on a few tensors, for all of them."""
+    """Searches for the density and the scale of a merge on a few tensors, for all of them."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         drawn = _drawer(tasks)(key, quick)

@@ -1,4 +1,4 @@
-"""Merges that attack the average's optimality, means of any odd function of an entry.
+"""Merges that attack the optimality of the average: means of any odd function of an entry.
 
 The function is a sum of ramps, like trimming with a soft threshold. The ratio compares the excess
 risks of the average at its best scale and of such a mean.

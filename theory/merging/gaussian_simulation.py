@@ -1,6 +1,6 @@
 """Merges of random task vectors by `sail_jax.merging`, with losses measured entry by entry.
 
-`gaussian` has the expectations of these draws, without any draw or merge.
+`gaussian` computes the expectations of these draws without any draw or merge.
 """
 
 from collections.abc import Callable
@@ -40,12 +40,12 @@ class Drawn(NamedTuple):
     def excess(self, x: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Computes the mean loss minus its value at the best point of each entry."""
         total = self.curvature.sum(0)
-        # Where all curvatures are 0 every point is best.
+        # If all curvatures are 0, every point is optimal.
         best = (self.curvature * self.optima).sum(0) / np.where(total, total, 1.0)
         return self.loss(x) - self.loss(best)
 
     def best_scale(self, x: Float[np.ndarray, " n"]) -> float:
-        """Searches the factor of a merge with the least mean loss."""
+        """Searches for the factor of a merge with the smallest mean loss."""
 
         def risk(scale: float) -> float:
             return float(self.loss(scale * x).mean())
@@ -93,8 +93,8 @@ def merge_drawn(
       key: Random key of DARE's masks.
       vectors: Task vectors.
       method: The merge, as for `gaussian.merge_moments`.
-      density: The share of entries that is kept, in (0, 1].
-      tensors: The number of tensors of equal size in which the entries lie, one after another.
+      density: The fraction of entries that is kept, in (0, 1].
+      tensors: The number of tensors of equal size into which the entries are divided.
 
     Returns:
       The update of the base.

@@ -1,8 +1,8 @@
-"""The distance of task vectors from their mean, before and after sparsification.
+"""Distances of task vectors from their mean, before and after sparsification.
 
 By Corollary 1 of Li et al., 2026 (arXiv 2601.21690), trimming, sign election and DARE reduce sum_i
 w_i |d_i - d|^2 with d = sum_i w_i d_i. Only election does, and not strictly. (The zeta_i^2 of the
-paper's Assumption 3 is a property of the losses. Masks do not change it.)
+paper's Assumption 3 is a property of the losses, and masks do not change it.)
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Problems that attack the inequalities of unified-merging on gradients, sizes and constants.
 
-They do not need experts.
+They do not require experts.
 """
 
 from collections.abc import Callable
@@ -204,7 +204,7 @@ def _given(p: Problem) -> tuple[Constants, Training]:
 
 
 def _relaxed(lacking: str, p: Problem) -> Any:
-    """Divides the least value of eq. (23) over many gammas by its relaxation."""
+    """Divides the smallest value of eq. (23) over many gammas by its relaxation."""
     given = _given(p)
     found = excess_risk_bound(*given)
     S, (smoothness, pl) = found.stability / 16, given[0][:2]

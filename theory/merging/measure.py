@@ -1,7 +1,8 @@
-"""Estimates of the constants of the merging bounds, from a real training run.
+"""Estimates the constants of the merging bounds from a real training run.
 
-Every assumption has a supremum over all parameters. Here it is the largest value at the visited
-points. So all of these constants are too low, independent of their standard errors.
+Every assumption involves a supremum over all parameters. Here it is the largest value at the
+visited points. All of these constants are therefore biased downwards, regardless of their standard
+errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,15 +31,15 @@ class Measured(NamedTuple):
 
     Attributes:
       values: Constants at each point, leading axis P.
-      stderr: Their standard errors, with the data taken as samples of their tasks. For `smoothness`
-        it is a distance within which an eigenvalue must lie.
+      stderr: Their standard errors, with the data considered as samples of their tasks. For
+        `smoothness`, a distance within which there must be an eigenvalue.
     """
 
     values: Constants
     stderr: Constants
 
     def worst(self) -> Constants:
-        """Takes the largest constants over all points, for use in a bound."""
+        """Returns the largest constants over all points, for use in a bound."""
         most = Constants(*(np.max(np.asarray(x), 0) for x in self.values))
         return most._replace(gap=np.asarray(self.values.gap)[0])
 
@@ -61,30 +62,31 @@ def measure_constants(
     Each constant is estimated as follows, for P points and N tasks:
 
     * `smoothness` `(P,)` is the largest |eigenvalue| of the Hessian of one example's loss, over a
-      few examples of each task, by Lanczos iterations. It is too low, since the examples are few
-      and Ritz values lie inside the spectrum.
+      few examples of each task, by Lanczos iterations. It is too low, because the examples are few
+      and Ritz values are inside the spectrum.
     * `variance` `(P, N)` is the mean of |grad l(x; z_j) - grad f_i(x)|^2 over the data of the task,
       exactly.
     * `heterogeneity` `(P, N)` is |grad f_i - grad f|^2, exactly for these data, with f the plain
-      mean of tasks. The bounds need it for other data of the tasks. For those it is too high by the
-      squared mean noise, and its standard error is too high, too.
+      mean of tasks. The bounds require it for other data of the tasks. For these, it is too high by
+      the squared mean noise, and its standard error is too high as well.
     * `pl` `(P,)` is (f - infimum) / |grad f|^2. Assumption 5 is for all x, and the worst x is not
       among the points, so this is too low.
-    * `gap` `(P,)` is f~ - infimum. `gap` and `pl` are too high where `infimum` is too low, such as
-      0 for a loss that cannot reach 0.
+    * `gap` `(P,)` is f~ - infimum. `gap` and `pl` are too high if `infimum` is too low, such as 0
+      for a loss that cannot reach 0.
 
-    `batch_size` gradients, one gradient per task and `iterations` Lanczos vectors are held at once.
+    `batch_size` gradients, one gradient per task and `iterations` Lanczos vectors are in memory at
+    once.
 
     Args:
       loss: loss(params, batch), the mean loss over the leading axis of the batch's leaves.
       tasks: Data of each task, a pytree of leaves `(n_i, ...)` with n_i >= 2.
-      points: Parameters, the start first. The bounds need C at the merged model, so include it.
+      points: Parameters, the start first. The bounds require C at the merged model, so include it.
       key: Random key of the examples and of the Lanczos iterations.
       weights: Merging weights `(N,)` of sum 1; equal if None.
-      infimum: Least value of the losses, one number, or one for f and one for f~.
+      infimum: Infimum of the losses, one number, or one for f and one for f~.
       examples: Number of examples of each task for `smoothness`.
       iterations: Number of Lanczos iterations.
-      batch_size: Number of gradients of examples that are held at once.
+      batch_size: Number of gradients of examples in memory at once.
 
     Returns:
       The constants at each point, and their errors.
@@ -168,7 +170,7 @@ def _point(
 
     mean_losses = np.array([values.mean() for values in losses])
     excess, gap = mean_losses.mean() - least[0], w @ mean_losses - least[1]
-    # The loss is a mean of rounded numbers, and may fall just below an infimum that it attains.
+    # The loss is a mean of rounded numbers, and may be slightly below an infimum that it attains.
     slack = 1e3 * np.finfo(np.asarray(g).dtype).eps * max(1.0, abs(mean_losses).max())
     if min(excess, gap) < -slack:
         raise ValueError(

@@ -148,8 +148,8 @@ def exact(tasks: QuadraticTasks) -> Quantities:
     apart = apart - jnp.sum(w * apart, 0)
     spread = apart**2 + (1 - w) * (pull**2 * data + noise)
     first = square(jnp.ones_like(h), -w * jnp.ones_like(pull), 0 * w)
-    # A sample and its replacement differ by 2 s^2. They enter with 1/n on average. Their share of a
-    # batch has the variance (1/n) (1 - 1/n) / b.
+    # A sample and its replacement differ by 2 s^2. Their weight is 1/n on average. Their fraction
+    # of a batch has the variance (1/n) (1 - 1/n) / b.
     local = 2 * s2 * jnp.sum((pull / n) ** 2 + memory * (1 - 1 / n) / (n * _batch(tasks)), 1)
     risk = jnp.mean(jnp.sum(h * (to_centre + s2), 1)) / 2
     optimisation = jnp.sum(h * to_minimum) / 2

@@ -1,4 +1,4 @@
-"""The exact excess risk and its bounds as functions of each hyperparameter of training.
+"""Computes the exact excess risk and its bounds as functions of each training hyperparameter.
 
 Exact values come from `quadratic`, bounds from `bounds`.
 """
@@ -45,13 +45,12 @@ def scaling(
 ) -> Laws:
     """Computes exact quantities and both bounds as one hyperparameter varies.
 
-    All other numbers stay as in `tasks`.
+    All other numbers are as in `tasks`.
 
     Args:
       tasks: The testbed.
       law: The hyperparameter. "steps", "batch" and "samples" are set for every task, and "rate" is
-        the learning rate. "tasks" takes the first N tasks, with their weights in the same
-        proportions.
+        the learning rate. "tasks" uses the first N tasks, with proportional weights.
       values: Its values.
       coefficient: Coefficient of the term in A_3 of the printed bound (see `excess_risk_bound`).
 

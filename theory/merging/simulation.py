@@ -1,6 +1,6 @@
-"""Simulated training and merging of experts on random data, with every quantity measured.
+"""Simulates training and merging of experts on random data, and measures every quantity.
 
-`quadratic` has the expectations of these draws in closed form.
+`quadratic` computes the expectations of these draws in closed form.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from theory.merging.quadratic import Quantities
 from theory.merging.tasks import QuadraticTasks
 from theory.problems import defined
 
-# Runs that are trained together. Their samples stay in the processor's cache.
+# The number of runs trained together, such that their samples fit into the processor's cache.
 TOGETHER = 5000
 
 Runs = Float[np.ndarray, "N d r"]  # the runs last, so that every operation runs along them
@@ -25,13 +25,13 @@ def simulate(key: Array, tasks: QuadraticTasks, runs: int) -> Quantities:
     """Trains and merges experts on drawn data and measures all quantities, in NumPy.
 
     Each run draws the data of all tasks and their batches, trains every expert by SGD, and trains
-    it again with its first sample replaced by a fresh one and the batches at the same places.
-    Runs are not averaged. Losses and gradients are sums over the drawn samples. Only F is an
+    it again with its first sample replaced by a new one and the batches at the same positions. Runs
+    are not averaged. Losses and gradients are sums over the drawn samples. Only F is an
     expectation.
 
     Args:
       key: Random key.
-      tasks: The testbed, with known (not traced) numbers.
+      tasks: The testbed, with concrete (not traced) numbers.
       runs: Number of independent runs, >= 1.
 
     Returns:
@@ -93,7 +93,7 @@ def _experts(
     seen, first = z.mean(0), np.full(runs, 1 / n)
     for _ in range(steps):
         if np.isfinite(batch):
-            # Small integers take half the time to draw.
+            # Drawing small integers takes half the time.
             place = rng.integers(n, size=(int(batch), runs), dtype=np.min_scalar_type(n))
             where = np.multiply(place, runs, dtype=np.intp) + column
             seen = flat.take(where, 0).sum(0).T / batch

@@ -72,7 +72,7 @@ def _trimmed_again(d: np.ndarray) -> np.ndarray:
 
 
 def _spread(d: np.ndarray, w: np.ndarray) -> float:
-    """By pairs of tasks."""
+    """Computes the spread by pairs of tasks."""
     pairs = product(range(len(w)), repeat=2)
     return float(sum(w[i] * w[j] * np.sum((d[i] - d[j]) ** 2) for i, j in pairs) / 2)
 

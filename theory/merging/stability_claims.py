@@ -122,9 +122,9 @@ class _Step(NamedTuple):
         return f"n={self.samples:g}, b={self.batch:g}, σ²={self.variance:g}, ζ²={self.zeta2:g}"
 
     def cases(self, apart: bool) -> float:
-        """Computes the increase by one step, in units of 4η², as a mean over both cases. In the
-        first case the batches lack the other sample. Batches are drawn separately, or at the same
-        places.
+        """Computes the increase in one step, in units of 4η², as a mean over both cases. In the
+        first case the batches do not contain the other sample. Batches are drawn separately, or at
+        the same positions.
         """
         first = self.variance / self.batch if apart else 0.0
         second = self.variance / self.batch + 3 * self.zeta2

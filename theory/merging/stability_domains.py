@@ -1,6 +1,6 @@
 """Two quadratic tasks that attack Lemmas 1 and 3 and Theorem 1 of unified-merging.
 
-Equation (5) is here, too. It is Lemma 1 with one more term.
+Equation (5) is included; it is Lemma 1 with one more term.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Two quadratic tasks that attack the bounds of unified-merging.
 
 The ratio compares closed forms. `again` follows the experts step by step (`followed`). Sizes are
-whole numbers but have the derivatives of real ones.
+integers but have the derivatives of real numbers.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ def _whole(size: Any) -> Any:
 
 
 def sizes(p: Problem) -> tuple[Any, Any, Any]:
-    """Returns the samples, steps and batches of both tasks, as whole numbers."""
+    """Returns the samples, steps and batches of both tasks, as integers."""
     return _whole(p["samples"]), _whole(p["steps"]), _whole(p["batch"])
 
 
@@ -38,12 +38,13 @@ def _built(p: Problem, curvature: Any, rate: Any, of: tuple[Any, Any, Any]) -> Q
 
 
 def paced(p: Problem) -> QuadraticTasks:
-    """Builds tasks with a rate that is a share of 1 / L."""
+    """Builds tasks with a rate that is a fraction of 1 / L."""
     return _built(p, p["curvature"], p["pace"] / jnp.max(p["curvature"]), sizes(p))
 
 
 def slow(p: Problem) -> QuadraticTasks:
-    """Builds tasks with a rate that is a share of 1 / (8 K L), K the larger number of steps.
+    """Builds tasks with a rate that is a fraction of 1 / (8 K L), where K is the larger number of
+    steps.
 
     Args:
       p: The problem.
@@ -63,7 +64,7 @@ def minimised(p: Problem) -> QuadraticTasks:
 
 
 def tied(p: Problem) -> QuadraticTasks:
-    """Builds tasks with the rate sqrt(N / mean K), below 2 / L by a share of it.
+    """Builds tasks with the rate sqrt(N / mean K), a fraction of 2 / L.
 
     Args:
       p: The problem.
@@ -137,7 +138,7 @@ def domain(
     again: Callable[[Followed], Any],
     without: Mapping[str, Side] | None = None,
 ) -> Domain:
-    """Compares two quantities of tasks. With one ratio per task the larger one counts.
+    """Compares two quantities of tasks. With one ratio per task, the larger one is used.
 
     Args:
       words: The problems, in words.

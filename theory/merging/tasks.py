@@ -25,7 +25,7 @@ PerTask = Numbers  # one number, or one per task
 
 
 class Training(NamedTuple):
-    """The training and merging of experts, as far as the bounds use them besides `Constants`.
+    """The parameters of training and merging that the bounds use in addition to `Constants`.
 
     `Training.of` checks and broadcasts its arguments.
 
@@ -56,9 +56,9 @@ class Training(NamedTuple):
         """Checks numbers of training and broadcasts them to one entry per task.
 
         Args:
-          samples: Number of samples of each task, or one number for all; whole and >= 1.
-          steps: Number of SGD steps of each task, or one number for all; whole and >= 1.
-          batch: Batch size of each task, or one number for all; whole and >= 1, or inf for all
+          samples: Number of samples of each task, or one number for all; integers >= 1.
+          steps: Number of SGD steps of each task, or one number for all; integers >= 1.
+          batch: Batch size of each task, or one number for all; integers >= 1, or inf for all
             samples.
           rate: Learning rate, finite and > 0.
           weights: Merging weights `(N,)`, >= 0, of sum 1; equal if None.
@@ -99,10 +99,10 @@ class Training(NamedTuple):
 class QuadraticTasks:
     """The testbed, with tasks, training and merging in one pytree of arrays.
 
-    Constructor arguments may be lists. Where there is one number per task, a single number is used
-    for all. `batch` may exceed `samples`, since batches are drawn with replacement. inf is gradient
-    descent on all samples. A ValueError is raised for numbers out of range, weights that do not sum
-    to 1, and a rate of 2 / L or more, where gradient descent diverges.
+    Constructor arguments may be lists, and a single number in place of one per task is used for
+    all. `batch` may exceed `samples`, because batches are drawn with replacement; inf is gradient
+    descent on all samples. Raises a ValueError for numbers out of range, weights that do not sum to
+    1, and a rate of 2 / L or more, where gradient descent diverges.
 
     Attributes:
       curvature: Eigenvalues of the common Hessian H, `(d,)`, > 0.

@@ -1,7 +1,7 @@
 """The tasks that the claims of this package share, and simulators on them.
 
-Tasks are built when called, in the precision of the check. There are few shapes, so claims share
-their compilations.
+Tasks are built when called, in the precision of the check. There are few shapes, so that claims
+share their compilations.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from theory.merging.quadratic import constants, exact
 from theory.merging.simulation import simulate
 from theory.merging.tasks import QuadraticTasks
 
-# Sources name sections, since the HTML edition lacks page numbers.
+# Sources refer to sections, because the HTML edition has no page numbers.
 PAPER = "unified-merging"
 claim = partial(claims.claim, PAPER)
 RUNS = 4000
@@ -27,7 +27,7 @@ Bed = Callable[[], QuadraticTasks]
 
 
 def mixed() -> QuadraticTasks:
-    """Returns three tasks that differ in everything but their curvature, with the rate 0.4 / L.
+    """Returns three tasks that differ in everything except their curvature, with the rate 0.4 / L.
 
     Returns:
       The testbed.
@@ -61,7 +61,7 @@ def edge() -> QuadraticTasks:
 
 
 def admissible() -> QuadraticTasks:
-    """Returns tasks that meet both conditions of the paper on the step size.
+    """Returns tasks that satisfy both conditions of the paper on the step size.
 
     L sqrt(N K) = 1/8, so the rate sqrt(N / K) equals 1 / (8 K L).
 

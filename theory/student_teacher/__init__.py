@@ -1,9 +1,9 @@
 """Transfer learning between two-layer ReLU networks, a student and a teacher.
 
-The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 4. `arc_cosine` has
-the Gaussian integrals, and `networks` the networks and their training. `projection` computes which
-part of a target frozen features can express. `transfer` compares linear transfer with training from
-scratch.
+The subject is Tahir et al., Features are fate, 2024 (arXiv 2410.08194), Section 4. `arc_cosine`
+computes the Gaussian integrals, and `networks` defines the networks and their training.
+`projection` computes the part of a target that frozen features can express. `transfer` compares
+linear transfer with training from scratch.
 """
 
 from sail_jax.lazy import listed

@@ -1,13 +1,13 @@
 """Inner products of ReLU neurons under x ~ N(0, I), the arc-cosine kernels (Cho and Saul 2009).
 
-Features are fate (arXiv 2410.08194) prints them as eqs. (152), (153), for unit vectors only. Here
+Features are fate (arXiv 2410.08194) gives them as eqs. (152), (153), for unit vectors only. Here,
 vectors may have any norm.
 
-The computation needs only a matrix product and arrays of the output's shape. The cosine u then
-carries an error of a few eps, and the angle phi one of sqrt(eps) where u is near +-1. But the
-kernel has derivative (pi - phi) / 2 pi in u, and in its gradient the error of the angle is
-multiplied by |w^ cos phi - v^| = sin phi, where w^ and v^ are unit vectors. So both `gram` and its
-gradient are accurate to a few eps of |w||v|, even for coinciding and opposite neurons.
+The computation requires only a matrix product and arrays of the output's shape. The cosine u then
+has an error of a few eps, and the angle phi an error of sqrt(eps) where u is near +-1. However, the
+derivative of the kernel in u is (pi - phi) / 2 pi, and in its gradient the error of the angle is
+multiplied by |w^ cos phi - v^| = sin phi, where w^ and v^ are unit vectors. Both `gram` and its
+gradient are therefore accurate to a few eps of |w||v|, even for coinciding and opposite neurons.
 `coactivation` is the angle itself and has the error sqrt(eps) there.
 """
 
@@ -40,7 +40,7 @@ def coactivation(w: Float[Array, "m d"], v: Float[Array, "k d"]) -> Float[Array,
     """Computes the probability that two neurons are both active, P(w_i.x > 0 and v_j.x > 0).
 
     It is (pi - phi) / 2 pi for neurons at angle phi, and 0 for a zero neuron. Do not differentiate
-    it, since the derivative is infinite where neurons coincide.
+    it, because the derivative is infinite where neurons coincide.
 
     Args:
       w: Hidden vectors `(m, d)`.
@@ -113,7 +113,7 @@ def _gram_tangent(w: Array, v: Array, dw: Array, dv: Array) -> Array:
 
 
 def _angles(w: Array, v: Array) -> tuple[Array, Array, Array]:
-    """Returns phi, sin phi and cos phi. The angle is a right one where a neuron is zero."""
+    """Returns phi, sin phi and cos phi. It is a right angle if a neuron is zero."""
     cosine = jnp.clip(_dot(_unit(w), _unit(v)), -1.0, 1.0)
     # 1 - cosine^2 would round near 1, but each factor is exact there.
     sine = jnp.sqrt((1 - cosine) * (1 + cosine))

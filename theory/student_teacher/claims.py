@@ -156,7 +156,7 @@ MUS = (0.2, MU, 0.8)
 STUDENTS = "features-are-fate/S4"  # the draws of all claims on these students
 PRETRAINING = f"d={D}, m={M}, m*={TEACHER}, μ={MU}, from time {EARLY} to {LATE}"
 MEASURED = "a measurement on trained networks: each point is a training run"
-TASKS, FEWER = 16, 8  # students that are trained at once
+TASKS, FEWER = 16, 8  # students trained at the same time
 
 
 @jax.jit
@@ -290,7 +290,7 @@ def _risks(key: Array, n: int, draws: int) -> np.ndarray:
         phi = np.maximum(x @ w.T, 0) / len(w)
         y = np.maximum(x @ target.w.T, 0) @ target.c / target.c.size
         turned = phi.swapaxes(1, 2)
-        # With few samples a neuron may be inactive. The fit of least norm is used then.
+        # With few samples a neuron may be inactive. The fit of minimum norm is then used.
         inverse = np.linalg.pinv(turned @ phi, transfer.CUTOFF, hermitian=True)
         c = (inverse @ (turned @ y[..., None]))[..., 0]
         found.append(np.einsum("ri,ij,rj->r", c, gram, c) - 2 * c @ overlap + norm)

@@ -56,7 +56,7 @@ def _own(p: Problem) -> Any:
 
 
 def _increase(p: Problem) -> Any:
-    """Divides the part of the target outside of two neurons by the part outside of one of them."""
+    """Divides the part of the target outside two neurons' span by that outside one's."""
     return _outside(_own(p), 2) / _outside(_own(p), 1)
 
 
@@ -65,7 +65,7 @@ def _increase_again(p: Problem) -> float:
 
 
 def _learnable(p: Problem) -> Any:
-    """Requires neurons in different directions that leave a part of the target."""
+    """Requires neurons in different directions that do not span the target."""
     gram, _, norm = _moments(p, 2)
     apart = gram[0, 0] * gram[1, 1] - gram[0, 1] ** 2
     return jnp.minimum(apart - 0.01, _outside(p, 2) - 0.01 * norm)

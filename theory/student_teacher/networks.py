@@ -1,13 +1,13 @@
 """Two-layer ReLU networks in the mean-field scaling, and their training by gradient descent.
 
 The network is f(x) = (1/m) sum_i c_i relu(w_i.x) with x ~ N(0, I_d) (Features are fate, arXiv
-2410.08194, Section 4, eq. 18). Riemannian gradient descent keeps hidden vectors on the unit sphere.
-The radial part of the gradient is removed, and each step ends with a normalisation. Losses are E(f
+2410.08194, Section 4, eq. 18). Riemannian gradient descent keeps hidden vectors on the unit sphere:
+the radial part of the gradient is removed, and each step ends with a normalisation. Losses are E(f
 - f*)^2 / 2 and |y - f(X)|^2 / (2n). The learning rate is multiplied by m, so time does not depend
 on the width. `risk` is the full E(f - f*)^2.
 
 A population loss is a difference of numbers of order |f*|^2. float32 cannot resolve it below about
-1e-8. Run in float64 (`with jax.enable_x64(True)`) where that matters. The result has the precision
+1e-8. Use float64 (`with jax.enable_x64(True)`) where this matters. The result has the precision
 of the input.
 """
 
@@ -78,7 +78,7 @@ def sphere(key: Array, m: int, d: int) -> Float[Array, "m d"]:
 def teacher(key: Array, m: int, d: int) -> Network:
     """Draws a teacher network: m random neurons with output weights c = 1.
 
-    The paper does not state its c*. Of c = 1 and c = +-1, only c = 1 gives the |P_perp f|^2 of its
+    The paper does not state its c*. Of c = 1 and c = +-1, only c = 1 reproduces |P_perp f|^2 of its
     Fig. 4(d).
 
     Args:
@@ -124,13 +124,13 @@ def ablate(key: Array, target: Network, mu: ArrayLike) -> Network:
     """Returns a source network: the target without a random fraction of its neurons.
 
     The output weights of the remaining neurons are multiplied by m / (number of remaining neurons).
-    Removed neurons become zeros, so the shape does not depend on mu. One key gives nested sources.
-    A larger mu removes all neurons that a smaller one removes.
+    Removed neurons become zeros, so the shape does not depend on mu. Sources of the same key are
+    nested: a larger mu removes all neurons that a smaller one removes.
 
     Args:
       key: Random key.
       target: The target network.
-      mu: Fraction to remove, in [0, 1), such that mu * m is a whole number.
+      mu: Fraction to remove, in [0, 1), such that mu * m is an integer.
 
     Returns:
       The source network, with the shapes of the target.
@@ -195,7 +195,7 @@ def predict(network: Network, x: Float[Array, "n d"]) -> Float[Array, " n"]:
 
 @problems.defined
 def kernel(w: Float[Array, "m d"], x: Float[Array, "n d"]) -> Float[Array, "n n"]:
-    """Computes the feature kernel k(x, x'), whatever the output weights.
+    """Computes the feature kernel k(x, x'), independent of the output weights.
 
     It is the mean of relu(w_i.x) relu(w_i.x') over the nonzero neurons.
 
@@ -240,7 +240,7 @@ def inner(f: Network, g: Network) -> Float[Array, ""]:
 def risk(f: Network, g: Network) -> Float[Array, ""]:
     """Computes the risk E (f(x) - g(x))^2 of one network as a prediction of another, exactly.
 
-    Rounding leaves an error of about eps (|f|^2 + |g|^2).
+    The rounding error is about eps (|f|^2 + |g|^2).
 
     Args:
       f: First network.
@@ -364,8 +364,8 @@ def _descend(
     rate, limit = rate * network.c.size, taken + steps
     measure = jax.value_and_grad(loss)
 
-    # One gradient per iteration, and none outside of the loop. A resumed run repeats the same
-    # instructions and ends on the same bits.
+    # One gradient per iteration, and none outside the loop. A resumed run then repeats the same
+    # instructions and is bitwise identical.
     def turn(state):
         (c, w), _, step, _ = state
         value, gradient = measure(Network(c, w), *data)

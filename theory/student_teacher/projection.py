@@ -1,10 +1,10 @@
-"""The parts of a target network inside and outside of the span of frozen ReLU features.
+"""Splits a target network into parts inside and outside the span of frozen ReLU features.
 
 The feature space of a network is the span of its neurons relu(w_i.x) in L2 of N(0, I). With
 G = E[relu(Wx) relu(Wx)^T] and h = E[relu(Wx) f(x)], the projection of f has |Pf|^2 = h^T G^+ h
 (Features are fate, arXiv 2410.08194, App. C, eqs. 158 and 159, with K = G / m).
 
-G is numerically singular once training has moved neurons to the same place. Eigenvalues below
+G is numerically singular after training has moved neurons to the same position. Eigenvalues below
 `cutoff` times the largest are dropped. This choice matters for finite data, so the number of kept
 directions is reported.
 """
@@ -24,7 +24,7 @@ CUTOFF = 1e-10  # relative, on eigenvalues of a Gram matrix
 
 
 class Projection(NamedTuple):
-    """The sizes of a target's parts inside and outside of a feature space.
+    """The sizes of a target's parts inside and outside a feature space.
 
     Attributes:
       inside: |P f|^2, a scalar.
@@ -93,7 +93,7 @@ def _mercer(w: Array, cutoff: ArrayLike) -> Mercer:
 def project(
     w: Float[Array, "m d"], target: networks.Network, cutoff: ArrayLike = CUTOFF
 ) -> Projection:
-    """Splits a target network into its parts inside and outside of the span of given neurons.
+    """Splits a target network into its parts inside and outside the span of given neurons.
 
     |P_perp f|^2 is exact to about eps |f|^2. With the source teacher's neurons as `w` this is the
     result for perfectly learned features.
@@ -144,7 +144,7 @@ def check_cutoff(cutoff: ArrayLike) -> None:
 
 @problems.defined
 def floor(eigenvalues: Float[Array, " m"], cutoff: ArrayLike) -> Array:
-    """Returns the least eigenvalue that counts, above the cut-off and the rounding of `eigh`.
+    """Returns the smallest eigenvalue above the cut-off and the rounding errors of `eigh`.
 
     Args:
       eigenvalues: Eigenvalues `(m,)`.

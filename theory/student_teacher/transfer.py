@@ -2,8 +2,8 @@
 
 The setting is Features are fate (arXiv 2410.08194), Section 4, with noiseless labels. Risks are
 exact for each sample. The mean of a squared difference of two networks is a quadratic form in Gram
-matrices (`networks.risk`), so test sets are not needed. The paper lacks a theory of the scratch
-risk R_sc. It fits R_sc = A n^-nu and takes the boundary where this equals |P_perp f|^2.
+matrices (`networks.risk`), so test sets are not needed. The paper has no theory of the scratch risk
+R_sc. It fits R_sc = A n^-nu and defines the boundary as the n where this equals |P_perp f|^2.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def linear_transfer(
     y: Float[Array, " n"],
     cutoff: ArrayLike = CUTOFF,
 ) -> networks.Network:
-    """Refits the output weights by least squares of least norm, with the hidden weights frozen.
+    """Refits the output weights by minimum-norm least squares, with the hidden weights frozen.
 
     As cutoff -> 0 this is the limit of gradient descent from zero.
 
@@ -108,8 +108,8 @@ def descended_transfer(
 ) -> tuple[networks.Network, Int[Array, ""]]:
     """Fits the output weights by full-batch descent from zero, with the hidden weights frozen.
 
-    Descent on |y - f(X)|^2 / (2n) and its end are as in `networks.scratch`. All steps are computed
-    at once, as powers in the kernel's eigenvectors.
+    Descent on |y - f(X)|^2 / (2n) and its stopping rule are as in `networks.scratch`. All steps are
+    computed at once, as powers in the kernel's eigenvectors.
 
     Args:
       w: Frozen hidden vectors `(m, d)`.
@@ -142,7 +142,7 @@ def _descended_transfer(
     # In these coordinates a step multiplies the error of component i by 1 - rate m s_i^2 / n.
     u, s, vt = linalg.svd(phi, full_matrices=False)
     b = u.T @ y
-    # The share of an eigenvector's error that a step takes away.
+    # The fraction of an eigenvector's error that a step removes.
     shrink = rate * m / n * s**2
     # The residual that the features cannot fit. With n <= m it is only rounding.
     rest = jnp.maximum(y @ y - b @ b, 0.0) * (n > m)
@@ -156,12 +156,12 @@ def _descended_transfer(
         enough = loss(middle) <= tolerance
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    # The first number of steps that is enough, or all. 32 halvings suffice.
+    # The smallest sufficient number of steps, or all. 32 bisections are sufficient.
     ends = jnp.zeros((), int), jnp.asarray(steps, int)
     t = jnp.minimum(jax.lax.fori_loop(0, 32, halve, ends)[0], steps)
     slow = shrink < 0.5
-    # 1 - (1 - shrink)^t loses digits where shrink is small, and log1p needs shrink < 1. So slow
-    # components use one form and fast ones the other.
+    # 1 - (1 - shrink)^t loses digits where shrink is small, and log1p needs shrink < 1. Slow
+    # components therefore use one form, and fast ones the other.
     small = jnp.expm1(t * problems.log1p(-jnp.where(slow, shrink, 0.0)))
     learned = jnp.where(slow, -small, 1 - (1 - shrink) ** (1.0 * t))
     coefficient = jnp.where(s > 0, learned / jnp.where(s > 0, s, 1.0), 0.0)
@@ -218,7 +218,7 @@ def fit_power_law(
     if not (risks > 0).all() or not np.isfinite(risks).all():
         raise ValueError("risks must be finite and positive: their logarithm is fitted")
     log_n, log_risk = np.log(n), np.log(risks)
-    # One column for each teacher, so all are fitted at once.
+    # One column for each teacher, so that all are fitted at once.
     slopes, scales = np.polyfit(log_n, log_risk.T, 1)
     # The second derivative in log n, which is 0 for a power law.
     curvature = 2 * np.polyfit(log_n, log_risk.T, 2)[0]
@@ -229,7 +229,7 @@ def fit_power_law(
 def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.ndarray:
     """Computes the number of samples of each teacher at which A n^-nu = |P_perp f|^2.
 
-    Linear transfer helps below it, as far as the constant part of its risk is concerned.
+    Below it, linear transfer helps, considering only the constant part of its risk.
 
     Args:
       law: Fitted power law.
@@ -257,7 +257,7 @@ def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.nda
 def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float:
     """Finds the last size at which a gain changes from positive to negative.
 
-    It interpolates linearly in log n.
+    The interpolation is linear in log n.
 
     Args:
       n: Sizes `(n,)`, ascending.

@@ -1,9 +1,9 @@
 """Closed forms for two-layer linear networks that are pre-trained, perturbed and fine-tuned.
 
 The subject is Springer et al., Overtrained Language Models Are Harder to Fine-Tune, 2025 (arXiv
-2503.19206). `layers` has the conventions. `riccati` solves gradient flow from any balanced start.
-The modules `modes`, `perturbation`, `fine_tuning` and `sharpness` have closed forms for aligned
-tasks, and `networks` trains networks by gradient descent.
+2503.19206). `layers` defines the conventions. `riccati` solves gradient flow from any balanced
+start. The modules `modes`, `perturbation`, `fine_tuning` and `sharpness` contain closed forms for
+aligned tasks, and `networks` trains networks by gradient descent.
 """
 
 from sail_jax.lazy import listed

@@ -1,4 +1,4 @@
-"""Overtrained, Lemmas A.12 to A.22, finite batches and real starts against the ideal dynamics.
+"""Overtrained, Lemmas A.12 to A.22: finite batches and real starts against the ideal dynamics.
 
 Simulators are stochastic gradient descent of the network by autodiff.
 """
@@ -141,8 +141,8 @@ def _failures(batch: int) -> Simulate:
     """Estimates how often a covariance among `BATCHES` Gaussian batches is off by more than `GAP`.
 
     The covariances are drawn from their Wishart law, not batch by batch. The standard error is
-    taken at the allowed probability, since possibly none fails. The claim fails if more than 7 % of
-    2,000 draws fail (9 % of 500 in quick checks).
+    computed at the allowed probability, because possibly none fails. The claim fails if more than 7
+    % of 2,000 draws fail (9 % of 500 in quick checks).
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
@@ -333,7 +333,7 @@ def _():
     """
 
     def real_product() -> float:
-        """Trains with batches and a start as near as Assumption A.21 requires."""
+        """Trains with batches and a start as close as Assumption A.21 requires."""
         epsilon = 0.9 * _near() / (4000 * D * GAMMA)
         least = log(100 * GAMMA / epsilon) / min(*PRE, *TARGET)
         steps = ceil(least / EVERY) * EVERY

@@ -1,4 +1,4 @@
-"""The best time to stop pre-training before noise, as a function of the spectrum's decay.
+"""Computes the best time to stop pre-training before noise, as a function of the spectrum's decay.
 
 Springer et al., 2025 (arXiv 2503.19206), write after Proposition 4.3 that "smaller or more quickly
 decaying features will induce a smaller inflection point". This holds for the number of modes, but
@@ -8,10 +8,10 @@ singular values, the best time is the turning time of mode r (`perturbation.turn
 
     log((sigma_r e^{2 tau} - 1) (2 sigma_r/c - 1)) / (4 sigma_r) ~ tau / (2 sigma_r) <= tau / (2 c).
 
-While r stays, a quicker decay lowers sigma_r, and the best time grows. Where many modes are learned
-at once, r is large compared with tau times the decay. The best time is then `noise_time` for every
-decay. For U != V each mode is later (`mode_taus`). `best_time_of` takes any balanced start at
-finite tau. `docs/explanation/overtraining_further.md` has the proofs.
+While r is constant, a faster decay lowers sigma_r, and the best time increases. Where many modes
+are learned at once, r is large compared with tau times the decay. The best time is then
+`noise_time` for every decay. For U != V each mode is later (`mode_taus`). `best_time_of` accepts
+any balanced start at finite tau. The proofs are in `docs/explanation/overtraining_further.md`.
 """
 
 from collections.abc import Sequence
@@ -36,15 +36,16 @@ _TIMES, _ROUNDS = 129, 3  # of the grids of `best_time_of`
 def power_law_index(
     d: int, *, scale: float, decay: float, gamma: float, modes: int | None = None
 ) -> int:
-    """Counts the modes worth learning of the spectrum sigma_i = scale i^-decay, under noise.
+    """Counts the modes that are worth learning for the spectrum sigma_i = scale i^-decay, under
+    noise.
 
     It is the number of singular values above 2 d gamma^2, which for a decay > 0 is
 
         min(modes, ceil((scale / (2 d gamma^2))^(1/decay)) - 1).
 
-    It falls with the decay, the noise and the width, and rises with the scale. It equals
-    `perturbation.inflection_index` with `first=0`, which however returns None where all modes are
-    worth learning.
+    It decreases with the decay, the noise and the width, and increases with the scale. It equals
+    `perturbation.inflection_index` with `first=0`, except that the latter returns None if all modes
+    are worth learning.
 
     Args:
       d: Width of the square layers.
@@ -74,7 +75,7 @@ def power_law_index(
     level = 2 * d * float(gamma) ** 2
     if level >= scale:
         return 0
-    # In logarithms, since the power overflows where the decay is small.
+    # In logarithms, because the power overflows for a small decay.
     count = np.log(scale / level) / decay if level > 0 else np.inf
     return modes if count >= np.log(modes + 1) else int(np.ceil(np.exp(count))) - 1
 
@@ -86,10 +87,10 @@ def best_time(
     gamma: float,
     tau: float | Float[ArrayLike, " modes"],
 ) -> float:
-    """Computes the pre-training time with the least mean loss under noise, to rounding.
+    """Computes the pre-training time with the smallest mean loss under noise, up to rounding.
 
-    The network starts as e^{-tau} I, its target is symmetric, and gradient flow trains it. The mean
-    loss under noise is a sum over modes,
+    The network starts at e^{-tau} I, its target is symmetric, and it is trained by gradient flow.
+    The mean loss under noise is a sum over modes,
 
         sum_i (y_i - sigma_i)^2 + 2 d gamma^2 y_i + constant,
 
@@ -104,7 +105,7 @@ def best_time(
         tau} must be below all singular values.
 
     Returns:
-      The time. It is inf without noise, and 0 where pre-training only raises the loss.
+      The time. It is inf without noise, and 0 if pre-training only increases the loss.
 
     Raises:
       ValueError: If an argument is out of range or the singular values are not descending.
@@ -146,7 +147,7 @@ def noise_time(d: int, gamma: float, tau: float) -> float:
 
         log(c e^{2 tau} - 1) / (4 c)
 
-    It is the best time of a dense spectrum, whatever its decay. The modes that are being learned at
+    It is the best time of a dense spectrum, for any decay. The modes that are being learned at
     a time t are all near tau / (2t). Their mean share turns where they are near c. For any spectrum
     with distinct singular values, one of them above c, the best time is at most this in the limit
     tau -> inf.
@@ -179,8 +180,8 @@ def mode_taus(target: Float[ArrayLike, "d d"], tau: float) -> Float[np.ndarray, 
 
     p_i is the squared norm of (u_i + v_i)/2 minus its projections on the same vectors of larger
     modes. In the limit tau -> inf, for distinct singular values, mode i follows the law of an
-    aligned start at e^{-tau_i}. It is late by log(1/p_i) / (4 sigma_i). The product of all p_i is
-    det((U + V)/2)^2, so U = V is the quickest.
+    aligned start at e^{-tau_i}. It is delayed by log(1/p_i) / (4 sigma_i). The product of all p_i
+    is det((U + V)/2)^2, so U = V is the fastest.
 
     Args:
       target: Target map A = U diag(sigma) V^T.
@@ -212,7 +213,7 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
     """Computes the best time for any balanced start and any target, at finite tau.
 
     The flow is `riccati.flow`, and the mean loss under noise `perturbation.perturbed_loss`. Both
-    are exact. The time is found on finer and finer grids.
+    are exact. The time is found on increasingly fine grids.
 
     Args:
       start: Initial weights, balanced.

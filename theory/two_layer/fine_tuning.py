@@ -1,12 +1,12 @@
 """Fine-tuning on A_ft with the anchor lambda |theta - theta(0)|_F^2, from n learned modes.
 
-If A_ft = U Sigma_ft V^T shares the singular vectors of A_pre = U Sigma_pre V^T, modes stay separate
-and everything is scalar (Springer et al. 2025, arXiv 2503.19206, Sections 4.3 and A.3 to A.6). For
-any other A_ft the flow is `riccati.flow(..., anchor=lambda)`, and `unaligned_losses` computes its
-end. `networks.descend` simulates the same training.
+If A_ft = U Sigma_ft V^T shares the singular vectors of A_pre = U Sigma_pre V^T, modes remain
+separate and everything is scalar (Springer et al. 2025, arXiv 2503.19206, Sections 4.3 and A.3 to
+A.6). For any other A_ft the flow is `riccati.flow(..., anchor=lambda)`, and `unaligned_losses`
+computes its end. `networks.descend` simulates the same training.
 
-An unlearned mode stays unlearned only in exact arithmetic. From a real start e^{-tau} it grows as
-e^{4 sigma_ft T}. The laws below hold while it is small.
+An unlearned mode remains unlearned only in exact arithmetic. From a real start e^{-tau}, it grows
+as e^{4 sigma_ft T}. The laws below hold while it is small.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
     """Computes an aligned mode during fine-tuning by gradient flow.
 
     It follows the sigmoid `modes.mode` towards (sigma_ft + lambda y(0)) / (1 + lambda), 1 + lambda
-    times as fast. It takes modes y, while `step` takes their roots.
+    times as fast. Its arguments are modes y, while `step` uses their roots.
 
     Args:
       time: Times >= 0, inf allowed.
@@ -78,7 +78,7 @@ def mode(time: ArrayLike, start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLi
 def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -> Array:
     """Computes the limit (sigma_ft + lambda y(0)) / (1 + lambda) of an aligned mode with y(0) > 0.
 
-    Where this is negative the limit is 0, since a mode y = x^2 cannot become negative.
+    If this is negative, the limit is 0, because a mode y = x^2 cannot become negative.
 
     Args:
       start: Initial modes y(0).
@@ -99,10 +99,10 @@ def mode_limit(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike = 0.0) -
 
 
 def _pulled(start: ArrayLike, sigma_ft: ArrayLike, anchor: ArrayLike) -> Array:
-    """Where both terms of the objective together are least, of either sign."""
+    """Computes the minimum of both terms of the objective together, of either sign."""
     check_anchor(anchor)
     start, sigma_ft, anchor = (jnp.asarray(x, dtype=float) for x in (start, sigma_ft, anchor))
-    # The weights are formed first, since `anchor * start` can overflow.
+    # The weights are computed first, because `anchor * start` can overflow.
     return sigma_ft / (1 + anchor) + anchor / (1 + anchor) * start
 
 
@@ -151,7 +151,7 @@ def pretraining_losses(
 
         sum_{i<=n} ((sigma_ft,i - sigma_pre,i) / (1 + lambda))^2 + sum_{i>n} sigma_pre,i^2
 
-    It rises from n - 1 to n if and only if sigma_ft,n / sigma_pre,n > 2 + lambda.
+    It increases from n - 1 to n if and only if sigma_ft,n / sigma_pre,n > 2 + lambda.
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`.
@@ -172,7 +172,7 @@ def pretraining_losses(
 def degradations(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0
 ) -> Float[Array, " stages"]:
-    """Computes the rise of the pre-training loss by fine-tuning from n = 0, ..., d modes.
+    """Computes the increase of the pre-training loss by fine-tuning from n = 0, ..., d modes.
 
         Delta_pre(n) = sum_{i<=n} ((sigma_ft,i - sigma_pre,i) / (1 + lambda))^2
 
@@ -202,7 +202,7 @@ def fine_tuning_losses(
 
         (lambda / (1 + lambda))^2 sum_{i<=n} (sigma_ft,i - sigma_pre,i)^2 + sum_{i>n} sigma_ft,i^2
 
-    The anchor's term is not part of it.
+    It does not include the anchor's term.
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`.
@@ -250,7 +250,7 @@ def misaligned(sigma_pre: Spectrum, sigma_ft: Spectrum, alpha: float, r: int) ->
 def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
     """Returns 2 + lambda, the ratio sigma_ft / sigma_pre above which learning a mode hurts.
 
-    Learning mode n raises the pre-training loss of the fine-tuned model if and only if its ratio
+    Learning mode n increases the pre-training loss of the fine-tuned model if and only if its ratio
     exceeds this.
 
     Args:
@@ -276,18 +276,18 @@ def misalignment_threshold(lam: ArrayLike = 0.0) -> Array:
 def inflection(
     sigma_pre: Spectrum, sigma_ft: Spectrum, anchor: ArrayLike = 0.0, *, first: int = 1
 ) -> int | None:
-    """Returns the number of modes after which the fine-tuned model's pre-training loss rises.
+    """Returns the number of modes after which the fine-tuned model's pre-training loss increases.
 
-    It never falls as lambda grows (Theorem 4.7; Theorem A.25 prints the opposite).
+    It never decreases as lambda grows (Theorem 4.7; Theorem A.25 prints the opposite).
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`.
       sigma_ft: Singular values of A_ft `(d,)`.
       anchor: Strength lambda of the anchor, finite and >= 0.
-      first: The smallest number that counts, 1 as in Definition 4.2, or 0 (see `modes.inflection`).
+      first: The smallest number considered, 1 as in Definition 4.2, or 0 (see `modes.inflection`).
 
     Returns:
-      The number r(lambda), or None if the loss never rises.
+      The number r(lambda), or None if the loss never increases.
 
     Raises:
       ValueError: If the anchor is out of range.
@@ -308,24 +308,25 @@ def unaligned_losses(
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"]]:
     """Computes both losses after fine-tuning on a task with singular vectors in general position.
 
-    Outside of general position losses may differ. A mode of the target that is orthogonal to
+    Otherwise, the losses may differ. A mode of the target that is orthogonal to
     everything that the start has learned is never learned. The flow then ends at a saddle with a
     larger fine-tuning loss (`modes.learned_modes` is the same for pre-training). Aligned tasks with
-    spectra in another order are an example. In practice rounding leaves the saddle after some time.
+    spectra in a different order are an example. In practice, rounding errors leave the saddle after
+    some time.
 
     The flow conserves the rank n of the start. Let [.]_n be the best approximation of rank n. The
     flow ends at [(A_ft + lambda [A_pre]_n) / (1 + lambda)]_n, the minimum of |theta - A_ft|^2 +
     lambda |theta - [A_pre]_n|^2 over this rank. At full rank it also conserves the sign of det
-    theta. If the target's determinant has the other sign, its smallest mode is never learned.
+    theta. If the target's determinant has the opposite sign, its smallest mode is never learned.
 
     The theorems for aligned tasks change as follows:
 
-    * The fine-tuning loss never falls as lambda grows, as for any penalty.
+    * The fine-tuning loss never decreases as lambda grows, as for any penalty.
     * At lambda = 0 Delta_pre(n) >= 0 still holds. By von Neumann's trace inequality it is at least
       sum_{i<=n} (sigma_ft,i - sigma_pre,i)^2.
     * Delta_pre may be non-monotone in n, and the inflection point in lambda. At lambda = 0 mode n
       changes the pre-training loss by sigma_ft,n (sigma_ft,n - 2 a_n) with a_n = u_n^T A_pre v_n in
-      the singular vectors of A_ft. So the threshold is sigma_ft,n > 2 a_n.
+      the singular vectors of A_ft. The threshold is therefore sigma_ft,n > 2 a_n.
 
     Args:
       target_pre: Pre-training target A_pre `(o, i)`.
@@ -347,7 +348,7 @@ def unaligned_losses(
         # Both quadratic terms combine: |theta - A_ft|^2 + lambda |theta - A_n|^2 is (1 + lambda)
         # |theta - target|^2 plus a constant.
         target = (ft + weight * _truncate(pre, n)) / (1 + weight)
-        # At full rank det theta cannot change its sign, so a target of the other sign loses its
+        # At full rank, det theta cannot change its sign, so a target of the opposite sign loses its
         # smallest mode.
         barred = o == i == n and linalg.det(pre) * linalg.det(target) < 0
         ends.append(_truncate(target, jnp.where(barred, n - 1, n)))

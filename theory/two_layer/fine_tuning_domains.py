@@ -94,7 +94,7 @@ MONOTONE = Domain(
 
 
 def _harm(minima: Minima, n: int, p: Problem) -> Any:
-    """Divides the fall of the loss by mode n before fine-tuning by the rise of the added term."""
+    """Divides the decrease of the loss by mode n by the increase of the added term."""
     lost, _, before = minima(p, 0.0)
     degraded = lost - before
     return (before[n - 1] - before[n]) / (degraded[n] - degraded[n - 1])
@@ -157,7 +157,7 @@ def direction(printed: bool) -> Domain:
 
 
 def _minima_again(p: Problem, anchor: Any) -> tuple[Any, Any, Any]:
-    """Computes `_minima` in NumPy, which is quicker to call."""
+    """Computes `_minima` in NumPy, which is faster to call."""
     pre, ft = (np.sort(p[name])[::-1] for name in ("pre", "ft"))
     end, n = (ft + anchor * pre) / (1 + anchor), np.arange(pre.size + 1)[:, None]
     learned = np.arange(pre.size) < n
@@ -185,7 +185,7 @@ ANCHORS = Domain(
 
 
 def _rank_1(matrix: Any) -> Any:
-    """Returns the nearest matrix of rank 1."""
+    """Returns the closest matrix of rank 1."""
     u, s, vt = linalg.svd(matrix)
     return s[0] * jnp.outer(u[:, 0], vt[0])
 

@@ -1,4 +1,4 @@
-"""Overtrained, after Proposition 4.3, the inflection point as a function of the spectrum's decay.
+"""Overtrained, after Proposition 4.3: the inflection point as a function of the spectrum's decay.
 
 The simulator trains whole matrices by an adaptive integrator and draws noise (`matrices`).
 """
@@ -37,7 +37,7 @@ def _index(key: Array, sigma: np.ndarray, gamma: float) -> int:
 
 
 def _best(sigma: np.ndarray, gamma: float, tau: float, draws: int, points: int = 240) -> Callable:
-    """Searches the best time of a network in any basis, with trained matrices and random noise."""
+    """Finds the best time of a network in any basis, with trained matrices and noise."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         rng, d = generator(key), sigma.size

@@ -1,4 +1,4 @@
-"""Label noise in the descent of aligned networks, with its drift towards balance.
+"""Label noise in the descent of aligned networks, and its drift towards balance.
 
 Each step descends |W_1 W_2 - A - nu Xi|^2 at a rate eta, with new standard normal noise Xi on the
 labels. One step changes the imbalance Delta = W_1^T W_1 - W_2 W_2^T by
@@ -6,9 +6,10 @@ labels. One step changes the imbalance Delta = W_1^T W_1 - W_2 W_2^T by
     4 eta^2 (W_2 E^T E W_2^T - W_1^T E E^T W_1),  E = W_1 W_2 - A - nu Xi,
 
 without any other term. Once the map has reached A, the mean of this is -4 eta^2 nu^2 d Delta, up to
-higher orders in eta. So descent with label noise lowers the imbalance, and with it the trace of the
-Hessian. After rates eta_t a share exp(-4 d nu^2 sum eta_t^2) of it remains. A decaying schedule
-stops the drift and ends sharper than a constant rate. `drift` has the next order, too.
+higher orders in eta. Descent with label noise therefore lowers the imbalance, and with it the trace
+of the Hessian. After rates eta_t, a fraction exp(-4 d nu^2 sum eta_t^2) of it remains. A decaying
+schedule stops the drift and ends sharper than a constant rate. `drift` also includes the next
+order.
 """
 
 from collections.abc import Sequence
@@ -70,13 +71,13 @@ def drift(
 
 @problems.defined
 def annealing_rise(rate: float, noise: float, imbalance: float, sigma: float) -> float:
-    """Computes the rise of a^2 + b^2 of a single mode by a decay to 0, for small noise.
+    """Computes the increase of a^2 + b^2 of a single mode by a decay to 0, for small noise.
 
         eta nu^2 / (1 - eta S) (8 sigma^2 - 2 D^2) / S^2,  S = sqrt(D^2 + 4 sigma^2)
 
     At a constant rate ab fluctuates with the variance eta S nu^2 / (1 - eta S) about a mean below
-    sigma, and a^2 + b^2 = sqrt(D^2 + 4 (ab)^2). A decay ends both. A balanced mode gains, and one
-    with D > 2 sigma loses.
+    sigma, and a^2 + b^2 = sqrt(D^2 + 4 (ab)^2). A decay ends both. It increases for a balanced
+    mode, and decreases if D > 2 sigma.
 
     Args:
       rate: The learning rate eta before the decay, >= 0 and below 1 / S.
@@ -85,7 +86,7 @@ def annealing_rise(rate: float, noise: float, imbalance: float, sigma: float) ->
       sigma: Singular value of the target, > 0.
 
     Returns:
-      The rise of the mean of a^2 + b^2. The trace of the Hessian rises by twice as much.
+      The increase of the mean of a^2 + b^2. The trace of the Hessian increases by twice as much.
 
     Raises:
       ValueError: If an argument is out of range.

@@ -1,4 +1,4 @@
-"""The weights, loss and invariants of two-layer linear networks, with the conventions.
+"""Weights, loss and invariants of two-layer linear networks, with the conventions.
 
 The map is theta = W_1 W_2 and the loss is |W_1 W_2 - A|_F^2, without a factor 1/2 (Springer et al.
 2025, arXiv 2503.19206, eqs. 1 and 4). Gradient flow runs at unit rate: dW_1/dt = -2 (theta - A)
@@ -90,7 +90,7 @@ def size(layers: Layers) -> Float[Array, "*b"]:
 def grams(layers: Layers) -> tuple[Float[Array, "*b o o"], Float[Array, "*b i i"]]:
     """Computes the two Gram matrices W_1 W_1^T and W_2^T W_2.
 
-    Together with theta they determine its motion:
+    Together with theta, they determine its motion:
 
         d theta/dt = -2 (W_1 W_1^T (theta - A) + (theta - A) W_2^T W_2)
 
@@ -205,7 +205,7 @@ def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
 @jax.jit
 def _ideal(target: Array, rank: ArrayLike) -> Layers:
     u, s, vt = linalg.svd(target, full_matrices=False)
-    # A mask instead of a slice, so shapes and compiled programs do not depend on the rank.
+    # A mask instead of a slice, so that shapes and compiled programs do not depend on the rank.
     root = jnp.sqrt(s) * (jnp.arange(s.size) < rank)
     return Layers(u * root, root[:, None] * vt)
 
@@ -214,8 +214,8 @@ def _ideal(target: Array, rank: ArrayLike) -> Layers:
 def thin(layers: Layers, rank: int) -> Layers:
     """Rewrites a network of a given rank on as few hidden units, with the same theta and Grams.
 
-    Gradient flow conserves rank, but in floating point only the width enforces it. Otherwise
-    missing modes grow from rounding as eps e^{2 sigma t}.
+    Gradient flow conserves the rank, but in floating point only the width enforces it. Otherwise,
+    missing modes grow from rounding errors as eps e^{2 sigma t}.
 
     Args:
       layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
@@ -245,8 +245,8 @@ def check_shapes(layers: Layers, target: ArrayLike) -> None:
     """Raises an error unless weights and target conform and are finite.
 
     Args:
-      layers: Weights, to be W_1 `(o, h)` and W_2 `(h, i)`.
-      target: Target map, to be `(o, i)`.
+      layers: Weights, which must be W_1 `(o, h)` and W_2 `(h, i)`.
+      target: Target map, which must be `(o, i)`.
 
     Raises:
       ValueError: If shapes do not conform, an axis is empty or a value is not finite.
@@ -263,7 +263,7 @@ def check_spectrum(name: str, value: ArrayLike | Sequence[float]) -> np.ndarray:
 
     Args:
       name: The argument's name, for the message.
-      value: Values to be `(n,)`, finite, >= 0 and descending.
+      value: Values that must be `(n,)`, finite, >= 0 and descending.
 
     Returns:
       The values.
@@ -282,13 +282,13 @@ def check_spectrum(name: str, value: ArrayLike | Sequence[float]) -> np.ndarray:
 def check_balanced(layers: Layers) -> None:
     """Raises an error unless W_1^T W_1 - W_2 W_2^T is a multiple of I, up to rounding.
 
-    Rounding means 1000 eps (|W_1|^2 + |W_2|^2). Traced weights pass unchecked.
+    The tolerance is 1000 eps (|W_1|^2 + |W_2|^2). Traced weights are not checked.
 
     Args:
       layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
 
     Raises:
-      ValueError: If an entry is further off.
+      ValueError: If an entry deviates by more.
     """
     matrix = concrete(imbalance(layers))
     if matrix is not None:

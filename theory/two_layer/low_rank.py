@@ -1,6 +1,6 @@
-"""Low-rank adapters (LoRA) on a pre-trained two-layer network, solved.
+"""Solves low-rank adapters (LoRA) on a pre-trained two-layer network.
 
-The weights W_1 and W_2 stay as pre-training left them. Fine-tuning on A_ft trains B `(o, r)` and
+The pre-trained weights W_1 and W_2 are frozen. Fine-tuning on A_ft trains B `(o, r)` and
 A `(r, i)` or `(r, h)` alone, with a fixed scale s. There are two variants:
 
     on the map      theta = W_1 W_2 + s B A
@@ -16,10 +16,11 @@ aligned start has one pair of numbers (b, a) in each of r modes. Each pair obeys
 where z is the displacement of the mode. The gain g is s on the map. On a layer it is s sqrt(y_i),
 since W_2 has the root of the mode. `displacement` solves this for any initial b and a.
 
-On the map B and A are a two-layer network with the residual as its target. So `flow` solves them
-exactly for any target and any balanced start, and for B = 0 if the rows of A are orthogonal and
-equally long. It integrates any other start, such as B = 0 with a random A. From a small start in
-general position they end at the best approximation of rank r. `losses` computes its losses.
+On the map, B and A are a two-layer network with the residual as its target. `flow` therefore solves
+them exactly for any target and any balanced start, and for B = 0 if the rows of A are orthogonal
+and of equal norm. It integrates any other start, such as B = 0 with a random A. From a small start
+in general position, they converge to the best approximation of rank r. `losses` computes its
+losses.
 """
 
 from collections.abc import Sequence
@@ -48,15 +49,15 @@ def displacement(
     """Computes the displacement of an aligned mode by an adapter under gradient flow.
 
     With P = g (b + a)^2 / 4 and M = g (b - a)^2 / 4 the displacement is z = P - M, and P M = K^2 is
-    conserved. So P obeys dP/dt = 4 g (K^2 + rho P - P^2), and
+    conserved. P satisfies dP/dt = 4 g (K^2 + rho P - P^2), and
 
         P(t) = P_0 D_M / D_P,   M(t) = M_0 D_P / D_M
         D_P = (R - rho + 2 P_0) S + 2 e,   D_M = (R + rho + 2 M_0) S + 2 e
 
-    with R = sqrt(rho^2 + 4 K^2), e = e^{-4 g R t} and S = (1 - e) / R. The code has P - M
-    multiplied out, so nothing cancels where b a rho >= 0. A balanced start, b = a, has K = 0. Then
-    z is the sigmoid `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K = g a^2 /
-    4.
+    with R = sqrt(rho^2 + 4 K^2), e = e^{-4 g R t} and S = (1 - e) / R. The code uses P - M
+    multiplied out, so that nothing cancels if b a rho >= 0. A balanced start, b = a, has K = 0, and
+    z is then the sigmoid `modes.mode`, g times as fast. The start b = 0 of LoRA has P = M = K = g
+    a^2 / 4.
 
     Args:
       time: Times >= 0, finite.
@@ -115,7 +116,7 @@ def degradation(
     b: ArrayLike,
     a: ArrayLike,
 ) -> Float[Array, "*b"]:
-    """Computes the rise of the pre-training loss by an adapter, at any time.
+    """Computes the increase of the pre-training loss by an adapter, at any time.
 
         Delta(t) = sum_i z_i (z_i + 2 (y_i - sigma_pre,i))
 
@@ -154,7 +155,7 @@ def flow(
 
     sqrt(s) B and sqrt(s) A follow the flow of a two-layer network towards the residual, s times as
     fast. If B^T B - A A^T = c I, it is solved exactly by `riccati.flow`. Such a start is balanced,
-    or has B = 0 and orthogonal rows of A of one length, or rank 1. Any other start, such as B = 0
+    or has B = 0 and orthogonal rows of A of equal norm, or rank 1. Any other start, such as B = 0
     with a random A, has no such solution and is integrated by `networks.gradient_flow`.
 
     Args:
@@ -207,8 +208,9 @@ def _steps(start: Layers, residual: Array, times: Array) -> int:
     if known[0] is None or known[1] is None:
         raise ValueError("steps must be given when residual or times are traced")
     w1, w2 = (np.asarray(w) for w in start)
-    # The loss never rises, so the map stays this small. The Hessian's norm is at most 2 (|W_1|^2 +
-    # |W_2|^2) plus 2 |map - residual|, and the conserved imbalance and the map bound the weights.
+    # The loss never increases, so the map remains this small. The Hessian's norm is at most 2
+    # (|W_1|^2 + |W_2|^2) plus 2 |map - residual|, and the conserved imbalance and the map bound the
+    # weights.
     reach = np.linalg.norm(known[0]) + np.linalg.norm(w1 @ w2 - known[0])
     curvature = 4 * np.hypot(np.linalg.norm(w1.T @ w1 - w2 @ w2.T), 2 * reach)
     widest = float(np.diff(known[1], prepend=0.0).max())
@@ -220,7 +222,7 @@ def update(frozen: Layers, target: Float[ArrayLike, "o i"], rank: int) -> Float[
     """Computes the displacement of the map by an adapter on W_1 as t -> inf, for any target.
 
     It is the best approximation of rank r of (A_ft - W_1 W_2) P, where P projects on the rows of
-    W_2. A start in general position cannot stop elsewhere, since all other stationary points are
+    W_2. A start in general position cannot stop elsewhere, because all other stationary points are
     saddles.
 
     Args:
@@ -251,14 +253,15 @@ def losses(
 ) -> tuple[Float[Array, " stages"], Float[Array, " stages"], Float[Array, " stages"]]:
     """Computes both losses after an adapter on a layer, trained from n = 0, ..., d learned modes.
 
-    Let S be the r learned modes of largest |sigma_ft,i - sigma_pre,i|, all if there are fewer. Then
+    Let S be the r learned modes with the largest |sigma_ft,i - sigma_pre,i|, or all if there are
+    fewer. Then
 
         Delta(n, r) = sum_{i in S} (sigma_ft,i - sigma_pre,i)^2
 
-    is the rise of the pre-training loss. Full fine-tuning has the sum over all learned modes
-    (`fine_tuning.degradations`). The modes outside of S add as much to the fine-tuning loss as they
-    save of the pre-training loss. Unlearned modes do not pass W_2, so an adapter on W_1 cannot move
-    them.
+    is the increase of the pre-training loss. For full fine-tuning, it is the sum over all learned
+    modes (`fine_tuning.degradations`). The modes outside S add as much to the fine-tuning loss as
+    they save of the pre-training loss. Unlearned modes do not pass W_2, so an adapter on W_1 cannot
+    change them.
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`, descending.
@@ -289,9 +292,9 @@ def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[A
         1 + sqrt(1 + (rho / sigma_pre,n)^2)
 
     rho is the r-th largest |sigma_ft,i - sigma_pre,i| of the modes before n, or 0 if there are
-    fewer. Mode n takes its place in the adapter. Learning mode n raises the pre-training loss of
-    the fine-tuned model if and only if its ratio exceeds the threshold. Full fine-tuning has 2, the
-    least possible value (`fine_tuning.misalignment_threshold`).
+    fewer. Mode n replaces it in the adapter. Learning mode n increases the pre-training loss of
+    the fine-tuned model if and only if its ratio exceeds the threshold. For full fine-tuning it is
+    2, the smallest possible value (`fine_tuning.misalignment_threshold`).
 
     Args:
       sigma_pre: Singular values of A_pre `(d,)`, descending and positive.
@@ -310,7 +313,7 @@ def harm_thresholds(sigma_pre: Spectra, sigma_ft: Spectra, rank: int) -> Float[A
     problems.check("rank", rank, lambda r: r >= 1, ">= 1")
     problems.check("sigma_pre", sigma_pre, lambda s: s > 0, "positive")
     moved, pre, _ = _moved(sigma_pre, sigma_ft, rank)
-    # With r modes in the adapter the smallest of them drops out, with fewer none.
+    # With r modes in the adapter, the smallest of them is replaced; with fewer, none.
     ordered = -np.sort(-moved, axis=1)[:-1]
     freed = ordered[:, rank - 1] if rank <= pre.size else np.zeros(pre.size)
     return jnp.asarray(1 + np.sqrt(1 + freed / pre**2))
@@ -346,8 +349,8 @@ def fastest_rate(sigma_ft: ArrayLike, scale: ArrayLike = 1.0) -> Array:
 
     From a small start the displacement grows as e^{rate t} with rate = 4 s sqrt(y) |sigma_ft - y|.
     While y < sigma_ft, the rate is largest at y = sigma_ft / 3, where it is 8 s (sigma_ft /
-    3)^{3/2}. More pre-training slows the adapter down. Full fine-tuning has the rate 4 sigma_ft at
-    every y.
+    3)^{3/2}. More pre-training slows the adapter down. The rate of full fine-tuning is 4 sigma_ft
+    at every y.
 
     Args:
       sigma_ft: Singular values of A_ft, finite and >= 0.

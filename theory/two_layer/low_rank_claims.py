@@ -64,7 +64,7 @@ def _adapted(frozen: Layers, start: Layers, target: Array, time: float) -> np.nd
 
 
 def _raised(frozen: Layers, start: Layers, target: Array, time: float) -> float:
-    """Computes the rise of the pre-training loss by training an adapter."""
+    """Computes the increase of the pre-training loss by training an adapter."""
     after = _adapted(frozen, start, target, time)
     return distance2(after, task()) - distance2(theta(frozen), task())
 

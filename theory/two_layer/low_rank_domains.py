@@ -32,7 +32,7 @@ def _less_again(p: Problem) -> float:
     times = jnp.array([40.0])
     tuned = networks.gradient_flow(layers, target, times, STEPS)
     small = Layers(jnp.array([[0.1], [0.07]]), jnp.array([[0.08, -0.11]]))
-    # On either side of 0, since an adapter grows from both.
+    # On either side of 0, because an adapter grows from both.
     adapter = networks.adapter_flow(layers, small, target, times, STEPS)
     ends = (
         np.asarray(tuned.w1[0] @ tuned.w2[0]),

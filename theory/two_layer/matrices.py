@@ -1,4 +1,4 @@
-"""Simulators of pre-training and of the steps after it, with whole weight matrices in NumPy.
+"""Simulates pre-training and the steps after it, with whole weight matrices in NumPy.
 
 They share only the loss |W_1 W_2 - A|^2 and its two gradients with the closed forms.
 """
@@ -53,7 +53,7 @@ def pre_train(
       w2: Initial W_2 `(h, i)`.
       target: Target map A `(o, i)`.
       end: The duration of training, at unit rate.
-      rho: The gradient is taken after an ascent of rho times the gradient, as in SAM without
+      rho: The gradient is computed after an ascent of rho times the gradient, as in SAM without
         normalisation.
 
     Returns:
@@ -112,8 +112,8 @@ def label_noise(
 ) -> Pair:
     """Descends with new noise on the labels at every step.
 
-    The second half of the networks has the noise of the first half with the other sign. In the mean
-    of a pair (`paired`) all odd terms in the noise cancel.
+    The second half of the networks has the noise of the first half with the opposite sign. In the
+    mean of a pair (`paired`), all odd terms in the noise cancel.
 
     Args:
       rng: Random generator.
@@ -228,7 +228,7 @@ def round_off(
     dither: bool = False,
     mirrored: bool = False,
 ) -> After:
-    """Draws rotations of the hidden units of a network, in which it is rounded.
+    """Draws rotations of the hidden units of a network, and rounds it after each.
 
     Args:
       rng: Random generator.
@@ -260,10 +260,10 @@ def round_off(
 
 @problems.defined
 def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate:
-    """Searches the time of least mean loss, with common random numbers.
+    """Finds the time with the smallest mean loss, with common random numbers.
 
-    A grid of times finds the neighbourhood. There every draw's loss is fitted by a polynomial of
-    the time. Rounded weights jump, so differences over short times are useless.
+    A grid of times determines the neighbourhood, where every draw's loss is fitted by a polynomial
+    of the time. Rounded weights jump, so differences over short times are not informative.
 
     Args:
       run: The pre-training.
@@ -273,8 +273,8 @@ def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate
       few: The number of draws for the grid.
 
     Returns:
-      The time, with the standard error of the root of a mean slope. It is 0 where the loss only
-      rises, and inf where the last time is the best.
+      The time, with the standard error of the root of a mean slope. It is 0 if the loss only
+      increases, and inf if the last time is the best.
     """
     times = np.linspace(0.0, run.end, points)
     k = int(np.argmin([after(run.at(t), slice(few)).mean() for t in times]))
@@ -287,7 +287,8 @@ def least(run: Run, after: After, points: int = 120, few: int = 100) -> Estimate
     fits = np.polynomial.Polynomial.fit
     mean = fits(x, losses.mean(1), DEGREE, domain=(-1, 1)).deriv()
     roots = [r.real for r in mean.roots() if abs(r.imag) < 1e-9 and abs(r) < 1]
-    # Noise may leave no least within the window: the time is then known to the window only.
+    # With noise there may be no minimum within the window: the time is then only known up to the
+    # window.
     root = min((r for r in roots if mean.deriv()(r) > 0), key=abs, default=None)
     if root is None:
         return Estimate(float(middle), stderr=float(half))

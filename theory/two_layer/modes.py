@@ -1,4 +1,4 @@
-"""Aligned networks. Their modes follow independent sigmoids and learn a spectrum one by one.
+"""Aligned networks, whose modes follow independent sigmoids and learn a spectrum one by one.
 
 If W_1 = U diag(sqrt y) R and W_2 = R^T diag(sqrt y) V^T share the singular vectors of A, each mode
 y_i obeys its own equation dy/dt = 4 y (sigma - y). This is the special case of `riccati.flow` in
@@ -44,13 +44,13 @@ def mode(time: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array:
     problems.check("sigma", sigma, np.isfinite, "finite")
     size = jnp.abs(sigma)
     flat = size == 0
-    # With sigma = 0 the exponent is 0 at t = inf, too, where the product would be NaN.
+    # With sigma = 0 the exponent is 0 also at t = inf, where the product would be NaN.
     z = jnp.where(flat, 0.0, 4 * jnp.where(flat, 1.0, size) * time)
     # `share` is int_0^t 4 e^{-4 |sigma| s} ds, even where 4 |sigma| t underflows.
     early, still = z < 1, z < jnp.finfo(z.dtype).tiny
     mean = jnp.where(still, 1.0, -jnp.expm1(-z) / jnp.where(still, 1.0, z))
     share = jnp.where(early, 4 * time * mean, -jnp.expm1(-z) / jnp.where(early, 1.0, size))
-    # Only decaying exponentials for either sign, since e^{4 |sigma| t} would overflow.
+    # Only decaying exponentials for either sign, because e^{4 |sigma| t} would overflow.
     grown, left = jnp.where(sigma < 0, jnp.exp(-z), 1.0), jnp.where(sigma < 0, 1.0, jnp.exp(-z))
     empty = start == 0
     return jnp.where(empty, 0.0, grown / (left / jnp.where(empty, 1.0, start) + share))
@@ -66,7 +66,7 @@ def crossing_time(level: ArrayLike, start: ArrayLike, sigma: ArrayLike) -> Array
       sigma: Singular values of the target.
 
     Returns:
-      The times, with the broadcast shape of the arguments. They are inf where level = sigma.
+      The times, with the broadcast shape of the arguments. They are inf if level = sigma.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -100,7 +100,7 @@ def crossing(level: Array, lacking: Array, start: Array, sigma: Array) -> Array:
 
 @problems.defined
 def plateau_times(sigma: Float[ArrayLike, " d"], tau: ArrayLike) -> Float[Array, " d"]:
-    """Computes the times at which a small start has learned only the first i modes.
+    """Computes the times at which a network with a small start has learned only the first i modes.
 
     t_i = tau / (sigma_i + sigma_{i+1}), with sigma_{d+1} = 0. From W = e^{-tau} I, theta(t_i) is
     the rank-i truncation of A up to an error of order e^{-C_i tau}, C_i = `plateau_rates`. At this
@@ -165,10 +165,10 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
     """Determines which singular modes of A are ever learned from W_1 = W_2 = e^{-tau} I.
 
     Mode i starts with (u_i + v_i)^T. It is learned if and only if this row is independent of the
-    rows of all larger modes. Otherwise the flow ends at a saddle. Its loss is the sum of sigma_i^2
-    over the unlearned modes. If det A < 0, at least one mode (generically the last) is never
-    learned, since det theta keeps its initial sign. Rounding leaves the saddle after a time of
-    order log(1/eps) / (2 sigma_i).
+    rows of all larger modes. Otherwise, the flow ends at a saddle whose loss is the sum of
+    sigma_i^2 over the unlearned modes. If det A < 0, at least one mode (generically the last) is
+    never learned, because det theta keeps its initial sign. Rounding errors leave the saddle after
+    a time of order log(1/eps) / (2 sigma_i).
 
     Args:
       target: Target map A `(d, d)`, with known values.
@@ -202,17 +202,17 @@ def learned_modes(target: Float[ArrayLike, "d d"]) -> np.ndarray:
 
 @problems.defined
 def inflection(losses: Float[Array | np.ndarray, " stages"], *, first: int = 1) -> int | None:
-    """Returns the smallest r >= first with L(r) < L(r + 1), where the loss starts to rise.
+    """Returns the smallest r >= first with L(r) < L(r + 1), where the loss starts to increase.
 
-    Definition 4.2 runs over r = 1, ..., d. With `first=0` the untrained network counts, too. r = 0
-    means that already the first mode raises the loss.
+    Definition 4.2 runs over r = 1, ..., d. With `first=0`, the untrained network is included. r = 0
+    means that even the first mode increases the loss.
 
     Args:
       losses: Losses at 0, 1, ..., d learned modes.
-      first: The smallest r that counts, 0 or 1.
+      first: The smallest r considered, 0 or 1.
 
     Returns:
-      r, or None if the loss never rises from there on.
+      r, or None if the loss never increases from there on.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Definition 4.2.
@@ -223,13 +223,13 @@ def inflection(losses: Float[Array | np.ndarray, " stages"], *, first: int = 1) 
 
 @problems.defined
 def monotone_from(losses: Float[Array | np.ndarray, " stages"]) -> int | None:
-    """Returns the smallest r after which the loss always rises, L(n - 1) < L(n) for n > r.
+    """Returns the smallest r after which the loss always increases, L(n - 1) < L(n) for n > r.
 
     Args:
       losses: Losses at 0, 1, ..., d learned modes.
 
     Returns:
-      r, or None if the last stage does not rise.
+      r, or None if the loss does not increase in the last stage.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Theorem A.25.

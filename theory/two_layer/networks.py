@@ -1,7 +1,7 @@
 """Two-layer linear networks, trained by gradient descent on sampled or population losses.
 
-The closed forms of this package are compared with these simulators. They use no closed form;
-gradients come from `jax.grad` of the loss. `layers` has the conventions.
+The closed forms of this package are compared with these simulators, which use no closed form:
+gradients are computed by `jax.grad`. The conventions are in `layers`.
 """
 
 from collections.abc import Callable
@@ -164,7 +164,7 @@ def gradient_flow(
 ) -> Layers:
     """Integrates gradient flow by the classical Runge-Kutta scheme of fourth order.
 
-    Any start is allowed, balanced or not. Errors are of the order of (curvature x step)^4.
+    Any start is allowed, balanced or not. Errors are of order (curvature x step)^4.
 
     Args:
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`.

@@ -59,7 +59,7 @@ def perturbed_loss(
     i = layers.w2.shape[-1]
     gamma2 = jnp.asarray(gamma, dtype=float) ** 2
     # E|W_1 Z_2|^2 = i |W_1|^2, E|Z_1 W_2|^2 = o |W_2|^2 and E|Z_1 Z_2|^2 = o h i. The cross terms
-    # have mean 0, since Z_1 and Z_2 are independent.
+    # have mean 0, because Z_1 and Z_2 are independent.
     sizes = i * jnp.sum(layers.w1**2, (-2, -1)) + o * jnp.sum(layers.w2**2, (-2, -1))
     return loss(layers, target) + gamma2 * sizes + gamma2**2 * (o * h * i)
 
@@ -95,8 +95,8 @@ def perturbed_mode_loss(
 def plateau_losses(sigma: Float[ArrayLike, " d"], gamma: ArrayLike) -> Float[Array, " stages"]:
     """Computes the mean loss under noise with exactly the first n modes learned, n = 0, ..., d.
 
-    Its increments are (2 d gamma^2 - sigma_n) sigma_n. So eqs. (2) and (14) hold with equality,
-    even for n = 1.
+    Its increments are (2 d gamma^2 - sigma_n) sigma_n. Therefore eqs. (2) and (14) hold with
+    equality, even for n = 1.
 
     Args:
       sigma: Singular values of the target, `(d,)`.
@@ -125,22 +125,22 @@ def inflection_index(
     *,
     first: int = 1,
 ) -> int | None:
-    """Returns the number of modes after which more pre-training raises the perturbed loss.
+    """Returns the number of modes after which more pre-training increases the perturbed loss.
 
     It is r, one less than the smallest n > first with 2 d gamma^2 > sigma_n. (The text after
     Proposition 4.3 calls this n the inflection point.) The r of `first=0` locates the best time of
-    continuous training. For r >= 1 it lies within the stage that learns mode r, when y_r = sigma_r
-    - d gamma^2 (`turning_times`). For r = 0 no stage lowers the loss.
+    continuous training. For r >= 1 it is within the stage that learns mode r, when y_r = sigma_r -
+    d gamma^2 (`turning_times`). For r = 0 no stage decreases the loss.
 
     Args:
       singular_values: Singular values of the target, descending, at most d of them.
       d: Width of the square layers.
       gamma: Standard deviation of the noise, finite and >= 0.
-      first: The smallest r that counts, 1 as in Definition 4.2. With 0 the untrained network
-        counts, too.
+      first: The smallest r considered, 1 as in Definition 4.2. With 0, the untrained network is
+        included.
 
     Returns:
-      r, or None if the loss never rises from there on.
+      r, or None if the loss never increases from there on.
 
     Raises:
       ValueError: If an argument is out of range or the singular values are not descending.
@@ -164,10 +164,10 @@ def inflection_index(
 def turning_times(
     sigma: Float[ArrayLike, " d"], gamma: ArrayLike, start: ArrayLike
 ) -> Float[Array, " d"]:
-    """Computes the times at which each mode's share of the perturbed loss starts to rise.
+    """Computes the times at which each mode's part of the perturbed loss starts to increase.
 
-    Mode i turns at y_i = sigma_i - d gamma^2. Its share falls by (sigma_i - d gamma^2)^2 before
-    (from y_i = 0) and rises by (d gamma^2)^2 after.
+    Mode i turns at y_i = sigma_i - d gamma^2. Its part decreases by (sigma_i - d gamma^2)^2 before
+    (from y_i = 0) and increases by (d gamma^2)^2 after.
 
     Args:
       sigma: Singular values of the target, `(d,)`.
@@ -175,8 +175,8 @@ def turning_times(
       start: Initial value of the modes, > 0.
 
     Returns:
-      Times `(d,)` of gradient flow. They are 0 for modes with a rising share, and inf without
-      noise.
+      Times `(d,)` of gradient flow. They are 0 for modes whose part increases throughout, and inf
+      without noise.
 
     Raises:
       ValueError: If gamma or start are out of range.
@@ -187,7 +187,7 @@ def turning_times(
     lacking = sigma.shape[-1] * jnp.asarray(gamma, dtype=float) ** 2
     level = sigma - lacking
     inside = level > start
-    # A stand-in mode that crosses, where none does.
+    # A placeholder mode that crosses, if none does.
     level, start, sigma = (jnp.where(inside, x, 1.0) for x in (level, start, sigma))
     time = modes.crossing(level, lacking, start, sigma)
     return jnp.where(inside, time, 0.0)

@@ -250,8 +250,8 @@ def _():
     """
 
     def simulate(key: Array, quick: bool) -> Estimate:
-        """Computes the paired rise of the noisy loss from the turning time of the last mode (found
-        on the path) to the end of training.
+        """Computes the paired increase of the noisy loss from the turning time of the last mode
+        (found on the path) to the end of training.
         """
         target = task(symmetric=True)
         level = PRE[-1] - D * LATE**2

@@ -1,4 +1,4 @@
-"""Matrices of two rows and two columns, by arithmetic that JAX can differentiate."""
+"""Operations on 2 x 2 matrices that JAX can differentiate."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def turn(angle: Any) -> Any:
 
 
 def top(matrix: Any) -> Any:
-    """Computes the operator norm of a matrix. It is smooth except where singular values meet.
+    """Computes the operator norm of a matrix. It is smooth except where singular values coincide.
 
     Args:
       matrix: The matrix.

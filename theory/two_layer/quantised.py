@@ -1,17 +1,17 @@
-"""Rounding to b bits after pre-training, as noise on the weights, in closed form.
+"""Models rounding to b bits after pre-training as noise on the weights, in closed form.
 
-A weight that is rounded to multiples of a step is off by less than half a step. If the errors of
+Rounding a weight to multiples of a step has an error of at most half a step. If the errors of
 all weights are independent and uniform, their standard deviation is step / sqrt(12). The loss is of
 degree two in each weight, so only this matters. `perturbation.perturbed_loss` and `best_time` then
 hold exactly, with `rounding_noise` for gamma. A random shift of the grid for each weight (dither)
 gives such errors.
 
-Rounding to nearest is deterministic. It acts as uniform noise once entries spread over several
-steps, at the end of training. It does not while few modes are learned. Entries are then products of
-few numbers, and their errors depend on one another. Where W_2 = W_1^T, as for a start e^{-tau} I
-and a symmetric target, both layers have the same errors. `mirrored_loss` has the mean there.
+Rounding to nearest is deterministic. It acts as uniform noise when entries are spread over several
+steps, at the end of training, but not while few modes are learned: entries are then products of few
+numbers, and their errors depend on one another. If W_2 = W_1^T, as for a start e^{-tau} I and a
+symmetric target, both layers have the same errors, and `mirrored_loss` computes the mean.
 
-`docs/explanation/overtraining_further.md` has measurements.
+Measurements are in `docs/explanation/overtraining_further.md`.
 """
 
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ def rounding_noise(bits: ArrayLike, span: ArrayLike) -> Array:
     Args:
       bits: Bits of a weight, finite and >= 0.
       span: The range that 2^b steps divide, > 0. Weights of an aligned network are at most
-        sqrt(sigma_1), so 2 sqrt(sigma_1) is enough.
+        sqrt(sigma_1), so 2 sqrt(sigma_1) is sufficient.
 
     Returns:
       The standard deviation, with the broadcast shape of the arguments.
@@ -51,7 +51,8 @@ def worthwhile_bits(sigma: ArrayLike, d: ArrayLike, span: ArrayLike) -> Array:
     """Computes the number of bits above which a mode is worth learning.
 
     It is log2(d span^2 / (6 sigma)) / 2. With fewer bits, rounding of the learned mode adds more to
-    the loss than learning it removes. Every bit divides the smallest mode worth learning by 4.
+    the loss than learning it removes. Each additional bit divides the smallest mode worth learning
+    by 4.
 
     Args:
       sigma: Singular value of the mode, > 0.
@@ -83,8 +84,8 @@ def mirrored_loss(
         E|(W + E)(W + E)^T - A|^2 = |W W^T - A|^2 + 2 (o + 1) gamma^2 |W|^2
             + 2 h gamma^2 tr(W W^T - A) + gamma^4 o h (o + h - 1/5)
 
-    The errors move the map by h gamma^2 I in the mean. With o = h = d a learned mode then adds (4d
-    + 2) gamma^2 sigma instead of 2d gamma^2 sigma. The smallest mode worth learning doubles.
+    On average, the errors shift the map by h gamma^2 I. With o = h = d, a learned mode then adds
+    (4d + 2) gamma^2 sigma instead of 2d gamma^2 sigma. The smallest mode worth learning doubles.
 
     Args:
       w1: Weights W_1 `(o, h)`. W_2 is their transpose.

@@ -1,6 +1,6 @@
 """Overtrained, Section 4.2, with rounding to b bits in place of Gaussian noise.
 
-The simulator trains whole matrices, turns their hidden units at random and rounds (`matrices`).
+The simulator trains whole matrices, rotates their hidden units at random and rounds (`matrices`).
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _run(mirrored: bool = False, end: float = 6.0) -> matrices.Run:
 def _rise(
     time: float, bits: float, dither: bool, mirrored: bool = False
 ) -> Callable[[Array, bool], Estimate]:
-    """Computes the rise of the loss of a trained network by rounding."""
+    """Computes the increase of the loss of a trained network by rounding."""
 
     def simulate(key: Array, quick: bool) -> Estimate:
         run = _run(mirrored, time)
@@ -48,7 +48,7 @@ def _rise(
 
 
 def _predicted(time: float, bits: float) -> float:
-    """Computes the rise by noise, from the modes alone."""
+    """Computes the increase by noise, from the modes."""
     gamma = quantised.rounding_noise(bits, SPAN)
     y = SIGMA / (1 + (SIGMA * np.exp(2 * TAU) - 1) * np.exp(-4 * SIGMA * time))
     noisy, calm = (perturbation.perturbed_mode_loss(y, SIGMA, g) for g in (gamma, 0.0))
@@ -123,7 +123,7 @@ def _(bits=3, n=2):
 
     def simulate(key: Array, quick: bool) -> Estimate:
         """Computes the mode's contribution to the loss of rounded networks, apart from -σ_n². It
-        falls with the bits as 4^-b and is σ_n² at the threshold.
+        decreases with the bits as 4^-b and is σ_n² at the threshold.
         """
         draws = 500 if quick else 2_000
         after = matrices.round_off(generator(key), _run(end=0.0), bits, SPAN, draws, dither=True)

@@ -95,7 +95,7 @@ def _pace_corrected(p: Problem) -> float:
 
 
 def _near(p: Problem) -> tuple[float, float]:
-    """Returns the bound of Lemma A.23, lambda_0 = lambda, and a share of the largest epsilon of
+    """Returns the bound of Lemma A.23, lambda_0 = lambda, and a fraction of the largest epsilon of
     A.21.
     """
     size = max(p["pre"], p["ft"])
@@ -126,7 +126,7 @@ def _left(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) 
 
 
 def _left_again(pace: Pace, bounds: Callable[[Any], tuple[float, float]], p: Problem) -> float:
-    """Computes the same by descent on both layers of a network of one unit."""
+    """Computes the same by descent on both layers of a network with one unit."""
     p = _floats(p)
     first, second = p["pre"] ** 0.5, -(p["pre"] ** 0.5)
     target, anchored = -p["ft"], first * second
@@ -181,7 +181,7 @@ def _largest(p: Problem) -> Any:
 
 
 def _largest_again(p: Problem) -> float:
-    """Computes the same by gradient descent of layers with turned singular vectors."""
+    """Computes the same by gradient descent of layers with rotated singular vectors."""
     u, v = (
         np.linalg.qr(np.array(m))[0] for m in ([[1.0, 2.0], [3.0, 5.0]], [[2.0, 1.0], [1.0, 3.0]])
     )

@@ -14,8 +14,8 @@ Y and dN/dt = 2 Y^T Y. The equation for Y is linear, so Y = e^{Ft} Q_0. N is an 
 and equals the bracket above. It limits the growth of Y to the size of A.
 
 Why it is not used in this form. Bracket and e^{Ft} both grow as e^{2 sigma_1 t} or its square, and
-their quotient is of order one. So the bracket loses all digits once 4 sigma_1 t > log(1/eps), and
-e^{Ft} overflows later. For a 4 x 4 target of sigma_1 = 2 and the start e^{-3} I, the errors of
+their quotient is of order one. The bracket therefore loses all digits if 4 sigma_1 t > log(1/eps),
+and e^{Ft} overflows later. For a 4 x 4 target of sigma_1 = 2 and the start e^{-3} I, the errors of
 theta in float64 are, by the formula above and by `flow`,
 
     t             2        3        4        5       6       100
@@ -23,22 +23,22 @@ theta in float64 are, by the formula above and by `flow`,
     `flow`      1e-15    2e-15    1e-15    7e-16   2e-15    2e-15
 
 The reference has 400 digits. For U = V the modes do not mix, and digits are lost only by overflow.
-An integrator has the opposite problem. It needs small steps while modes grow, and has truncation
+An integrator has the opposite problem. It requires small steps while modes grow, and has truncation
 errors.
 
 Here the formula is applied over substeps h with |F| h <= 1, in square-root form:
 
     M = I + 2 Q^T Phi(h) Q = L L^T,   Q <- e^{Fh} Q L^{-T}.
 
-Every substep is exact, so their number affects the result only by rounding. The square root
-matters. An iteration of P = Q Q^T would square the condition number, and rounding would make it
+Every substep is exact, so their number affects the result only through rounding. The square root is
+essential: an iteration of P = Q Q^T would square the condition number, and rounding would make it
 indefinite. M is well conditioned, unless |Q_0|^2 is 10^4 times |A| or more. F may be singular and A
-rectangular, and the width may be too small for A or larger than needed.
+rectangular, and the width may be too small for A or larger than necessary.
 
 P is exact, and with it every function in `layers`. Q is one representative. The true W_1 and W_2
 equal the returned ones up to a common rotation, (W_1 R, R^T W_2), where R depends on the whole
-path. A start that lacks modes of A is a saddle. Rounding errors grow there as eps e^{2 sigma t}, as
-with any integrator. For a rank-deficient start `thin` avoids this.
+path. A start without some modes of A is a saddle, where rounding errors grow as eps e^{2 sigma t},
+as with any integrator. For a rank-deficient start, `thin` avoids this.
 """
 
 from collections.abc import Sequence
@@ -81,9 +81,9 @@ def flow(
     """Solves gradient flow of a balanced network and returns the network at given times.
 
     It minimises |theta - A|^2 + anchor |theta - theta(0)|^2. This is the flow towards (A + anchor
-    theta(0)) / (1 + anchor), 1 + anchor times as fast. Any returned network may start the next
-    flow, for example to fine-tune after pre-training. Derivatives in all arguments exist, forward
-    and backward, even where singular values coincide.
+    theta(0)) / (1 + anchor), 1 + anchor times as fast. Any returned network can be the start of the
+    next flow, for example for fine-tuning after pre-training. Derivatives in all arguments exist,
+    forward and backward, even where singular values coincide.
 
     Args:
       start: Initial weights W_1 `(o, h)` and W_2 `(h, i)`, with W_1^T W_1 - W_2 W_2^T = c I.
@@ -114,7 +114,7 @@ def flow(
     check_balanced(start)
     increments = problems.check_times(times)
     problems.check("anchor", anchor, lambda x: (x >= 0) & (x < np.inf), "finite and >= 0")
-    # Shapes inside of the compiled flow depend on this number, so it has to be known before.
+    # Shapes inside the compiled flow depend on this number, so it must be known before.
     least = substeps(start, target, times, anchor=anchor)
     if steps is None:
         if least is None:
@@ -128,7 +128,7 @@ def flow(
 class Trajectory(NamedTuple):
     """A network along training time, with everything that gradient flow determines about it.
 
-    The matrices are formed when asked for: at width 512 and 1000 times each takes a gibibyte.
+    The matrices are computed on demand: at width 512 and 1000 times, each requires 1 GiB.
 
     Attributes:
       layers: W_1 and W_2 with a leading axis `times`, up to a common rotation (W_1 R, R^T W_2) that
@@ -161,7 +161,7 @@ class Trajectory(NamedTuple):
 
     @property
     def end(self) -> Layers:
-        """The last network, a start of the next phase: `trajectory(*path.end, target, times)`."""
+        """The last network, a start for the next phase: `trajectory(*path.end, target, times)`."""
         return Layers(self.layers.w1[-1], self.layers.w2[-1])
 
 
@@ -241,21 +241,21 @@ def substeps(
     # The spectral norm of F, with eigenvalues +-sqrt(c^2 + 4 sigma^2).
     speed = float(np.hypot(balance, 2 * pull))
     widest = float(np.diff(t, prepend=0.0).max())
-    # A power of two, so nearby targets and times share a compiled program.
+    # A power of two, so that nearby targets and times share a compiled program.
     return 2 ** max(0, ceil(log2(max(speed * widest, 1.0))))
 
 
 @partial(jax.jit, static_argnames="steps")
 def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps: int) -> Layers:
-    # From here on the anchor is only another target, and 1 + anchor times the speed.
+    # From here on, the anchor only changes the target, and multiplies the speed by 1 + anchor.
     target = (target + anchor * theta(start)) / (1 + anchor)
     (o, i), n = target.shape, min(target.shape)
     balance = jnp.trace(imbalance(start)) / start.w1.shape[1]
 
     # In the eigenbasis of F the modes stay separate, so small ones keep their relative accuracy.
     # The basis is U and V, the singular vectors of A, and a rotation in the plane of each pair (u,
-    # v), in which F is [[c, 2 sigma], [2 sigma, -c]]. A constant basis is enough. It is not
-    # differentiated, since an SVD lacks a derivative where singular values coincide. Off-diagonal
+    # v), in which F is [[c, 2 sigma], [2 sigma, -c]]. A constant basis is sufficient. It is not
+    # differentiated, because an SVD has no derivative where singular values coincide. Off-diagonal
     # entries of F are rounding in value, but not in derivative.
     U, sigma, Vt = linalg.svd(jax.lax.stop_gradient(target), full_matrices=True)
     # [[c, 2 sigma], [2 sigma, -c]] has eigenvectors at half of the angle of (c, 2 sigma).
@@ -283,7 +283,8 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
 
     def advance(q: Array, increment: Array) -> tuple[Array, Layers]:
         time = increment * (1 + anchor)
-        # As few substeps as this increment needs, since rounding grows with their number.
+        # As few substeps as this increment requires, because rounding errors grow with their
+        # number.
         needed = jnp.ceil(speed * jax.lax.stop_gradient(time))
         count = jnp.clip(needed, 1, steps)
         # Under tracing too few substeps cannot raise an error. NaN is better than wrong numbers.
@@ -296,7 +297,7 @@ def _flow(start: Layers, target: Array, increments: Array, anchor: Array, steps:
             return grown @ _inverse_root(M).T
 
         def body(q: Array, k: Array) -> tuple[Array, None]:
-            # A scan of fixed length can be differentiated backward. Surplus rounds do nothing.
+            # A scan of fixed length can be differentiated backward. Surplus rounds have no effect.
             return jax.lax.cond(k < count, substep, lambda q: q, q), None
 
         q, _ = jax.lax.scan(body, q, jnp.arange(steps))

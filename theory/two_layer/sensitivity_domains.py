@@ -1,4 +1,4 @@
-"""Problems that attack overtrained's bounds of the loss under noise and of its curvature.
+"""Problems that attack the bounds of overtrained on the loss under noise and its curvature.
 
 The loss is of degree two in each weight. Its mean under Gaussian noise is therefore its mean over
 all signs of noise of that size, and its mean over the nodes of a Gaussian quadrature.
@@ -33,7 +33,7 @@ def _loss(w1: Any, w2: Any, target: Any) -> Any:
 
 
 def _by_signs(p: Problem, n: int) -> tuple[Any, Any]:
-    """Computes the loss with n modes and its rise by noise."""
+    """Computes the loss with n modes and its increase by noise."""
     w1, w2, target = _learned(p, n)
     signs = jnp.array(list(product((-1.0, 1.0), repeat=2 * TWO**2))).reshape(-1, 2, TWO, TWO)
     noisy = _loss(w1 + p["gamma"] * signs[:, 0], w2 + p["gamma"] * signs[:, 1], target)
@@ -54,7 +54,7 @@ def _by_quadrature(p: Problem, n: int) -> tuple[Any, Any]:
 
 
 def _change(raised: Any, p: Problem) -> tuple[Any, Any]:
-    """Computes the fall of the loss by the last mode, and the rise of the noise term by it."""
+    """Computes the decrease of the loss by the last mode, and of the noise term's increase."""
     (more, noisy), (fewer, less_noisy) = (raised(p, n) for n in (TWO, TWO - 1))
     return fewer - more, noisy - less_noisy
 
@@ -183,7 +183,7 @@ def _symmetric(p: Problem) -> Any:
 
 
 def _path(p: Problem) -> Any:
-    """Networks along gradient flow from a multiple of the identity."""
+    """Computes networks along gradient flow from a multiple of the identity."""
     start, target = jnp.stack([jnp.eye(TWO)] * 2) * jnp.exp(-p["tau"]), _symmetric(p)
     h = p["time"] / SPANS
 
@@ -199,7 +199,7 @@ def _path(p: Problem) -> Any:
 
 
 def _curvature(layers: Any, target: Any) -> Any:
-    """The trace of the Hessian by the second difference in each weight."""
+    """Computes the trace of the Hessian by the second difference in each weight."""
     size = 2 * TWO**2
     steps = jnp.eye(size).reshape(size, 2, TWO, TWO)
     up, down = (_loss(layers[0] + s[:, 0], layers[1] + s[:, 1], target) for s in (steps, -steps))
@@ -207,13 +207,13 @@ def _curvature(layers: Any, target: Any) -> Any:
 
 
 def _sharpened(p: Problem) -> Any:
-    """The largest ratio of the trace at neighbouring times, the earlier one above."""
+    """Computes the largest ratio of the trace at neighbouring times, earlier to later."""
     traces = jax.vmap(lambda layers: _curvature(layers, _symmetric(p)))(_path(p)[::EVERY])
     return (traces[:-1] / traces[1:]).max()
 
 
 def _sharpened_again(p: Problem) -> float:
-    """By another scheme of SciPy, and the Hessian by autodiff."""
+    """Computes the same by a scheme of SciPy, and the Hessian by autodiff."""
     from scipy.integrate import solve_ivp
 
     target = np.asarray(_symmetric(p))

@@ -1,7 +1,7 @@
 """Curvature of the loss along training, as a predictor of the sensitivity to weight noise.
 
 The loss is quadratic in each layer, so E L(W + gamma Z) = L + gamma^2 tr(H)/2 + gamma^4 o h i. The
-quadratic prediction (Springer et al. 2025, arXiv 2503.19206, Proposition D.1) lacks only the last
+quadratic prediction (Springer et al. 2025, arXiv 2503.19206, Proposition D.1) omits only the last
 term, so it is always too low.
 """
 
@@ -33,7 +33,7 @@ def hessian(layers: Layers, target: Float[ArrayLike, "o i"]) -> Float[Array, "p 
     (o, h), i = layers.w1.shape, layers.w2.shape[1]
     residual = theta(layers) - target
     eye = [jnp.eye(n, dtype=residual.dtype) for n in (o, h, i)]
-    # The two diagonal blocks come only from |V_1 W_2|^2 and |W_1 V_2|^2, since the loss is
+    # The two diagonal blocks come only from |V_1 W_2|^2 and |W_1 V_2|^2, because the loss is
     # quadratic in each layer.
     first = jnp.einsum("ac,kl->akcl", eye[0], layers.w2 @ layers.w2.T)
     second = jnp.einsum("kl,bc->kblc", layers.w1.T @ layers.w1, eye[2])
@@ -66,7 +66,7 @@ def trace(layers: Layers) -> Float[Array, "*b"]:
 def sharpness(layers: Layers, target: Float[ArrayLike, "o i"]) -> Array:
     """Computes the largest eigenvalue of the Hessian.
 
-    It lies within 2 |theta - A|_op of 2 (|W_1|_op^2 + |W_2|_op^2).
+    It is within 2 |theta - A|_op of 2 (|W_1|_op^2 + |W_2|_op^2).
 
     Args:
       layers: Weights W_1 `(o, h)` and W_2 `(h, i)`.
@@ -84,7 +84,7 @@ def mode_sharpness(
 ) -> Float[Array, "*b"]:
     """Computes the largest eigenvalue of the Hessian of an aligned square network with modes y.
 
-    It is 4 sigma_1 at the end of training. The Hessian falls into blocks, over pairs of modes (a,
+    It is 4 sigma_1 at the end of training. The Hessian is block diagonal, over pairs of modes (a,
     b) and signs s: twice [[y_b + s r_a, g], [g, y_a + s r_b]] with r = y - sigma and g = sqrt(y_a
     y_b).
 
@@ -113,7 +113,7 @@ def mode_sharpness(
 
 @defined
 def sensitivity(layers: Layers, gamma: ArrayLike) -> Float[Array, "*b"]:
-    """Computes E L(W + gamma Z) - L(W), the mean rise of the loss by weight noise, exactly.
+    """Computes E L(W + gamma Z) - L(W), the mean increase of the loss by weight noise, exactly.
 
     It is gamma^2 tr(H)/2 + gamma^4 o h i. The first term is the quadratic prediction. The second
     one exceeds it for gamma^2 > (|W_1|^2/o + |W_2|^2/i)/h.

@@ -1,6 +1,6 @@
 """Sharpness-aware minimisation (SAM) of aligned networks, mode by mode.
 
-SAM takes the gradient at W + rho grad L(W), or at W + rho grad L(W) / |grad L(W)| if normalised
+SAM computes the gradient at W + rho grad L(W), or at W + rho grad L(W) / |grad L(W)| if normalised
 (Foret et al., 2020, arXiv 2010.01412). With W_1 = U diag(a) R and W_2 = R^T diag(b) V^T both stay
 aligned with A. Without normalisation every mode has its own two equations. With r = ab - sigma they
 are
@@ -10,9 +10,9 @@ are
 
 Gradient flow conserves the imbalance D = a^2 - b^2 of a mode. Under SAM dD/dt = -8 rho r r' D. SAM
 can lower only D. At a minimum a^2 + b^2 = sqrt(D^2 + 4 sigma^2), and noise on the weights adds d
-gamma^2 times the sum of these to the loss. A balanced start has D = 0 at all times. There SAM only
-changes the times at which modes are learned. `docs/explanation/overtraining_further.md` has the
-derivations.
+gamma^2 times the sum of these to the loss. A balanced start has D = 0 at all times, and SAM then
+only changes the times at which modes are learned. The derivations are in
+`docs/explanation/overtraining_further.md`.
 """
 
 from collections.abc import Sequence
@@ -73,10 +73,10 @@ def learning_time(level: float, start: float, sigma: float, rho: float) -> float
 
         dy/dt = 4 y k (sigma - y k^2),  k = 1 + 2 rho (y - sigma)
 
-    The time is computed by quadrature. While y is small it grows as e^{4 sigma (1 - 2 rho sigma)
-    t}. So SAM slows large modes down, and the mode with sigma = 1/(4 rho) is learned first. A mode
-    that starts below sigma - 1/(2 rho) is pulled to 0 instead. Normalised SAM avoids this by small
-    steps where gradients are large.
+    The time is computed by quadrature. A small y grows as e^{4 sigma (1 - 2 rho sigma)
+    t}. SAM therefore slows large modes down, and the mode with sigma = 1/(4 rho) is learned first.
+    A mode that starts below sigma - 1/(2 rho) decays to 0 instead. Normalised SAM avoids this
+    through smaller ascents where gradients are large.
 
     Args:
       level: The level, in [start, sigma).
@@ -112,7 +112,7 @@ def learning_time(level: float, start: float, sigma: float, rho: float) -> float
 
 @problems.defined
 def imbalance_loss(start: float, imbalance: float, sigma: float) -> float:
-    """Computes the fall of log |D| of a mode by SAM until it is learned, per unit of rho.
+    """Computes the decrease of log |D| of a mode by SAM until it is learned, per unit of rho.
 
         4 int (sigma - y) / sqrt(D^2 + 4 y^2) dy from y = start to sigma
 
@@ -125,7 +125,7 @@ def imbalance_loss(start: float, imbalance: float, sigma: float) -> float:
       sigma: Singular value of the target, > 0.
 
     Returns:
-      The fall of log |D| divided by rho.
+      The decrease of log |D| divided by rho.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -158,8 +158,8 @@ def bouncing_drift(
 
         dD_i/dt = -4 rho^2 a_i^2,  dD_j/dt = 4 rho^2 b_j^2,
 
-    For i = j both hold, and log D falls at the rate 4 rho^2 (`sharpest_decay`). This is the limit
-    of small rho and rates, as long as one pair is the sharpest.
+    For i = j both hold, and log D decreases at the rate 4 rho^2 (`sharpest_decay`). This is the
+    limit of small rho and rates, as long as one pair is the sharpest.
 
     Args:
       imbalance: D = a^2 - b^2 of each mode at the start `(d,)`.
@@ -200,7 +200,7 @@ def sharpest_decay(rho: float, rate: float = 0.0, size: float = 0.0) -> float:
         4 rho^2 (1 + 2 rate size)
 
     per unit of time (steps times rate), up to terms of fourth order in rho and of second in the
-    rate. The iterates oscillate along the sharpest direction. There r alternates its sign, and
+    rate. The iterates oscillate along the sharpest direction. There, r alternates in sign, and
     SAM's ascent of length rho adds rho sqrt(size) to |r|. Other modes do not move and keep their D.
     The mode is the sharpest as long as its size is the largest a_i^2 + b_j^2.
 

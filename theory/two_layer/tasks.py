@@ -1,7 +1,7 @@
 """Tasks, training runs and random numbers that the claims of this package share.
 
-There is one size, so all claims share their compilations. Results are processed in NumPy, which
-compiles nothing.
+There is one size, so that all claims share their compilations. Results are processed in NumPy,
+which compiles nothing.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from theory.claims import Simulate, generator, measured
 from theory.two_layer import modes, networks
 from theory.two_layer.layers import Layers, ideal, theta
 
-# Sources name sections, since the HTML edition lacks page numbers.
+# Sources refer to sections, because the HTML edition has no page numbers.
 PAPER = "overtrained"
 claim = partial(claims.claim, PAPER)
 
@@ -39,7 +39,7 @@ def rotations(symmetric: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Returns fixed orthogonal U and V in general position, with det U V^T = 1.
 
     Args:
-      symmetric: Whether U is returned for V, too.
+      symmetric: Whether V is equal to U.
 
     Returns:
       U and V, each `(D, D)`.

@@ -1,4 +1,4 @@
-"""One page to explore two theories: it evaluates Python's formulas in the browser."""
+"""A page to explore two theories, which evaluates the Python formulas in the browser."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def main(out: str | Path, *, seed: int, quick: bool) -> int:
 
 
 def _admit(out: Path, mark: bytes) -> None:
-    """Raises unless `out` is new or an earlier explorer."""
+    """Raises an error unless `out` is new or an earlier explorer."""
     if out.exists() and (out.is_dir() or mark not in disk.read_bytes(out, 1 << 30)[:4000]):
         raise disk.RefusedError(f"{out} exists and is not an explorer; choose another --out")
     if not out.parent.is_dir():

@@ -1,4 +1,4 @@
-"""The functions that the explorer's page computes, composed from `theory` for its two sections.
+"""Functions that the explorer's page computes, composed from `theory` for its two sections.
 
 `javascript` translates these functions for the page. The page's "copy as Python" calls them here.
 """
@@ -20,10 +20,10 @@ WAYS = (
 )  # fmt: skip
 WIDTH = 12  # of all layers, in pre-training
 LARGEST = 2.0  # singular value of the pre-training task
-TIMES = 2401  # points of a curve; the least loss is one of them
+TIMES = 2401  # points of a curve; the smallest loss is one of them
 
-# The claims of the ledger that support each strategy's numbers, and where they apply: ""
-# everywhere, below or beyond n = d, with a source of finitely many samples, or with early stopping.
+# The claims of the ledger that support each strategy's numbers, and their range: "" everywhere,
+# below or beyond n = d, with a source of finitely many samples, or with early stopping.
 TRANSFER_ROWS: tuple[tuple[str, str, str], ...] = (
     ("scratch", "below", "features-are-fate/T3.6-under/ours"),
     ("scratch", "beyond", "features-are-fate/T3.6-over/ours"),
@@ -76,12 +76,12 @@ def transfer(
       source: Samples of pre-training over d, > 0; inf is the population.
       ridge: Penalty of ridge transfer; None for the best one.
       time: Time at which scratch training, linear transfer and fine-tuning stop; None for training
-        to the end. Only a linear model has such a closed form, so depth must be 1. Ridge transfer
-        is then NaN.
+        to convergence. Only a linear model has such a closed form, so depth must be 1. Ridge
+        transfer is then NaN.
 
     Returns:
-      Risks by the names in `WAYS`, gains by "gain of ...". A risk is inf where a mean is infinite.
-      A gain is NaN where it is a difference of two infinite means.
+      Risks by the names in `WAYS`, gains by "gain of ...". A risk is inf if a mean is infinite. A
+      gain is NaN if it is a difference of two infinite means.
 
     Raises:
       ValueError: If an argument is out of range.
@@ -92,7 +92,7 @@ def transfer(
     seen = dl.source_limit(load=source, theta=theta, sigma=sigma)
     # One number for many angles, because the size does not depend on the angle.
     size = dl.source_limit(load=source, theta=0.0, sigma=sigma).size
-    # With noise and as many source samples as dimensions, the source is infinitely long.
+    # With noise and as many source samples as dimensions, the norm of the source is infinite.
     endless = jnp.isinf(size)
     size = jnp.where(endless, 1e6, size)
     risks = dl.transfer_risks(n=n, d=d, theta=seen.theta, sigma=sigma, depth=depth, size=size)
@@ -106,7 +106,7 @@ def transfer(
     if time is not None:
         if depth != 1:
             raise ValueError(f"depth must be 1 where time is given; got {depth}")
-        # With equal eigenvalues the flow depends on n/d alone.
+        # With equal eigenvalues, the flow depends only on n/d.
         load, one = jnp.asarray(n, float) / d, jnp.ones(1)
         bias, variance = (
             dl.flow_risk(one, start * one, n=load, sigma=noise, times=jnp.reshape(time, 1))[..., 0]
@@ -121,7 +121,7 @@ def transfer(
             "ridge transfer": jnp.nan * apart2,
             "fine-tuning": apart2 * bias + sigma**2 * variance,
         }
-    # From n = d on, training forgets the source. At infinite depth only its direction matters.
+    # For n >= d, training forgets the source. At infinite depth only its direction matters.
     kept = (jnp.asarray(n) < d) & jnp.isfinite(depth)
     lost = endless & (kept if time is None else True)
     risks["fine-tuning"] = jnp.where(lost, jnp.inf, risks["fine-tuning"])
@@ -144,13 +144,13 @@ def pretraining(
     anchor: ArrayLike,
     duration: ArrayLike,
 ) -> dict[str, Array]:
-    """Computes the losses of a two-layer network along pre-training, and when they are smallest.
+    """Computes the losses of a two-layer network during pre-training, and when they are smallest.
 
     The singular values of its task are `LARGEST` i^-decay, i = 1, ..., `WIDTH`.
 
     Args:
       gamma: Standard deviation of the noise on the weights.
-      decay: Exponent by which the singular values fall, >= 0.
+      decay: Exponent of the decay of the singular values, >= 0.
       tau: The initial weights are e^-tau I.
       ratio: Singular values of the fine-tuning task over the pre-training task's.
       anchor: Strength lambda of the anchor in fine-tuning.
@@ -159,8 +159,8 @@ def pretraining(
     Returns:
       Along "time", `(TIMES,)`: the losses "not perturbed" and "perturbed", and after fine-tuning
       "old task" and "new task". As numbers: "turn of perturbed", the time of that loss's minimum,
-      and "least perturbed", its value; the same for "old task". They are NaN where the loss never
-      rises again. "learned" is the number of modes after which learning one more raises the
+      and "least perturbed", its value; the same for "old task". They are NaN if the loss never
+      increases again. "learned" is the number of modes after which learning one more increases the
       perturbed loss (Definition 4.2).
 
     Raises:
@@ -182,10 +182,10 @@ def pretraining(
 
 
 def path(decay: ArrayLike, tau: ArrayLike) -> tuple[Array, Callable[[Array], Array], Array]:
-    """Computes the modes of a two-layer network along pre-training, as for `pretraining`.
+    """Computes the modes of a two-layer network during pre-training, as for `pretraining`.
 
     Args:
-      decay: Exponent by which the singular values fall, >= 0.
+      decay: Exponent of the decay of the singular values, >= 0.
       tau: The initial weights are e^-tau I.
 
     Returns:
@@ -204,14 +204,14 @@ def path(decay: ArrayLike, tau: ArrayLike) -> tuple[Array, Callable[[Array], Arr
 
 
 def turn(loss: Array, at: Callable[[Array], Array]) -> tuple[Array, Array]:
-    """Finds the time at which a loss is smallest, if it rises again.
+    """Finds the time at which a loss is smallest, if it increases again.
 
     Args:
       loss: Losses along a path.
       at: The time at each position.
 
     Returns:
-      The time and the smallest loss; NaN where the loss does not visibly rise again.
+      The time and the smallest loss; NaN if the loss does not visibly increase again.
     """
     least = jnp.min(loss)
     rises = loss[-1] - least > 1e-6 * loss[0]

@@ -1,4 +1,4 @@
-"""Translates functions of JAX into JavaScript, so a page computes the same formulas as Python.
+"""Translates functions of JAX into JavaScript, so that a page computes the same formulas as Python.
 
 The translation traces a function, inlines its calls, and turns complex numbers into pairs of real
 ones. Each remaining step becomes part of a loop over Float64Arrays. Arrays are views, as in NumPy:
@@ -67,7 +67,8 @@ def javascript(function: Callable[..., Mapping[str, Any]], *shapes: tuple[int, .
       object of them. The code that contains it must begin with `PRELUDE`.
 
     Raises:
-      NotImplementedError: If a step of the function has no translation. The message has its name.
+      NotImplementedError: If a step of the function has no translation. The message contains its
+        name.
       ValueError: If this version of JAX describes a step in an unknown way (`UnknownLayoutError`).
 
     >>> print(javascript(lambda x: {"twice": 2 * x}, ()))
@@ -184,7 +185,7 @@ def _real(jaxpr: Any, consts: Any, *values: Any) -> list[Any]:
 
 
 def _scanned(scan: Scan, given: list[Any]) -> list[Any]:
-    """Evaluates a loop with a state that may hold pairs."""
+    """Evaluates a loop with a state that may contain pairs."""
     inner, (fixed, carry, rows) = scan.body, scan.parted(given)
     if rows or len(inner.out_avals) > len(carry):
         raise NotImplementedError("scan over rows cannot be translated to JavaScript")
@@ -304,7 +305,7 @@ class _Code:
         return self.constants[text, shape]
 
     def fill(self, shape: tuple[int, ...], views: list[_View], expression: str) -> _View:
-        """Computes an expression of views of one shape, once where all of them repeat."""
+        """Computes an expression of views of one shape, once for repeated entries."""
         views = [v.to(shape) for v in views]
         moving = [k for k in range(len(shape)) if any(v.strides[k] for v in views)]
         sizes = tuple(shape[k] for k in moving)

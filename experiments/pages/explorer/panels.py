@@ -1,7 +1,7 @@
-"""The explorer's panels, which draw lines over one axis: their formulas and controls.
+"""Panels of the explorer, which draw lines over one axis: their formulas and controls.
 
 Each panel evaluates one function of this module, which `javascript` translates. The page's "copy as
-Python" calls the function here. Quantities that need a solver in NumPy get no panel.
+Python" calls the function here. Quantities that require a solver in NumPy have no panel.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ LARGE = 1000.0  # dimension
 
 
 class Control(NamedTuple):
-    """A number that the reader sets.
+    """A number that the reader can set.
 
     Attributes:
       key: Its name, also in the page's address.
@@ -38,7 +38,7 @@ class Control(NamedTuple):
       step: The distance between the slider's values; 0 for a logarithmic scale.
       special: The meaning of None, such as "∞"; "" if None is not allowed.
       python: Python's spelling of None.
-      other: The first value after None is switched off.
+      other: The first value when None is switched off.
     """
 
     key: str
@@ -56,8 +56,8 @@ class Panel(NamedTuple):
     """A section of the page: sliders, lines over one axis, and some numbers.
 
     Attributes:
-      function: The function that computes the lines and the numbers, by name. It has the panel's
-        name.
+      function: The function that computes the lines and the numbers, by name. Its name is that of
+        the panel.
       title: The question.
       text: The comparison, in a sentence or two.
       heading: The heading of the picture.
@@ -70,7 +70,7 @@ class Panel(NamedTuple):
       note: The assumptions of the formulas, and their precision.
       rows: For each line, the claims of the ledger that support it.
       controls: One for each argument of the function, in order. A key that ends in "theta" is an
-        angle. The page has it in degrees and the function in radians.
+        angle. It is in degrees on the page and in radians in the function.
     """
 
     function: Callable[..., dict[str, Array]]
@@ -89,7 +89,7 @@ class Panel(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its function, which begins its controls' keys in the address."""
+        """The name of its function, the prefix of its controls' keys in the address."""
         return self.function.__name__
 
 
@@ -104,8 +104,8 @@ def adapter(
 ) -> dict[str, Array]:
     """Computes the pre-training loss after fine-tuning with an adapter, and with all weights.
 
-    The pre-training is `formulas.pretraining`'s, from e^-6 I. The adapter is on the first layer.
-    Its B is initially 0. Its A is initially one number in each of the first modes.
+    The pre-training is that of `formulas.pretraining`, from e^-6 I. The adapter is on the first
+    layer. Initially, its B is 0 and its A is a constant in each of the first modes.
 
     Args:
       rank: Number of these modes.
@@ -113,12 +113,12 @@ def adapter(
       start: The initial value of A.
       ratio: Singular values of the fine-tuning task over the pre-training task's.
       duration: Time of fine-tuning.
-      decay: Exponent by which the singular values fall, >= 0.
+      decay: Exponent of the decay of the singular values, >= 0.
 
     Returns:
       Along "time", the time of pre-training: the losses "pre-trained", "adapter" and "all weights".
       As numbers, "turn of adapter" and "turn of all weights", the times where these losses are
-      smallest; NaN where the loss never rises again.
+      smallest; NaN if the loss never increases again.
     """
     sigma, at, y = formulas.path(decay, 6.0)
     target = ratio * sigma
@@ -200,7 +200,7 @@ def pull(sigma: ArrayLike, scale: ArrayLike, source: ArrayLike) -> dict[str, Arr
         return jnp.degrees(regularised.l2sp_boundary(Learned(times * overlap, times**2 * size2)))
 
     def shrunk(load: Array) -> Array:
-        # Only n / d matters for these two, but the number of samples n must be whole.
+        # Only n / d matters for these two, but the number of samples n must be an integer.
         learned = 1 - penalised.best_risk(n=LARGE * load, d=LARGE, distance=1.0, sigma=sigma)
         return angle(learned, learned)
 
@@ -225,7 +225,7 @@ def mixture(
     """Computes the risk of the best mixture of two sources, in the limit n, d -> inf.
 
     All tasks are in one plane. The second source may be on either side of the target. The sources
-    are least-norm fits. The best weights are the same before and after fine-tuning.
+    are minimum-norm fits. The best weights are the same before and after fine-tuning.
 
     Args:
       first: Samples of the first source over dimension.
@@ -243,8 +243,8 @@ def mixture(
     (m_1, v_1), (m_2, v_2) = (_learned(load, sigma) for load in (first, second))
 
     def solved(theta: ArrayLike) -> tuple[Array, ...]:
-        # G a = g, for weights in units that make the diagonal of G 1, because a source may be very
-        # long.
+        # G a = g, for weights in units that make the diagonal of G 1, because the norm of a source
+        # may be very large.
         one = m_1 / jnp.sqrt(v_1) * jnp.cos(first_theta)
         two = m_2 / jnp.sqrt(v_2) * jnp.cos(theta)
         both = m_1 * m_2 / jnp.sqrt(v_1 * v_2) * jnp.cos(jnp.subtract(first_theta, theta))
@@ -276,12 +276,12 @@ def mixture(
 def merges(
     heterogeneity: ArrayLike, noise: ArrayLike, density: ArrayLike, tasks: ArrayLike
 ) -> dict[str, Array]:
-    """Computes the risks of merges of Gaussian task vectors, as shares of the base's risk.
+    """Computes the risks of merges of Gaussian task vectors, as fractions of the base's risk.
 
     Args:
       heterogeneity: Standard deviation of each task's own part; the shared part has 1.
       noise: Standard deviation of an expert around its optimum.
-      density: The share of entries that DARE keeps.
+      density: The fraction of entries that DARE keeps.
       tasks: Number of tasks, for the numbers.
 
     Returns:
@@ -308,7 +308,7 @@ def _level(value: Array) -> Array:
 
 
 def _learned(load: ArrayLike, sigma: ArrayLike) -> tuple[Array, Array]:
-    """Returns how much a least-norm fit learns of its task in the limit: the overlap, and |w|^2."""
+    """Returns how much of its task a minimum-norm fit learns: the overlap, and |w|^2."""
     seen = dl.source_limit(load=load, theta=0.0, sigma=sigma)
     size = jnp.where(jnp.isinf(seen.size), LONGEST, seen.size)
     return jnp.minimum(jnp.asarray(load, float), 1.0), size**2

@@ -1,8 +1,8 @@
-"""Estimators on simulated data sets, at some settings of the explorer's first section.
+"""Estimators on simulated data sets, for some settings of the explorer's first section.
 
 The simulation averages an estimator's closed form on one data set: `Overlaps` for training to the
 end, `linear_flow` for a linear model with early stopping. The axis "course" first has the depths
-(trained to the end), then the stopping times of a linear model (depth 1).
+(trained to convergence), then the stopping times of a linear model (depth 1).
 """
 
 from collections.abc import Callable
@@ -118,14 +118,15 @@ def simulate(grid: Grid, key: Array) -> dict[str, np.ndarray]:
 def _early(keys: Array, n: Array, d: int, most: int, times: Array) -> tuple[Array, Array]:
     """Returns Gram matrices and scales for early stopping, [draw, load, time, ...].
 
-    They hold the parts of both tasks that remain, and the learned part of the noise, when a linear
+    They contain the remaining parts of both tasks, and the learned part of the noise, when a linear
     model and the refitted scale stop.
     """
     plane = jnp.eye(d, 2)
 
     def one(key: Array, n: Array) -> tuple[Array, Array]:
         key_x, key_noise = jax.random.split(key)
-        # Each load has equally many rows; rows beyond n are empty. Time then runs n / most as fast.
+        # Each load has the same number of rows; rows beyond n are empty. Time is therefore
+        # multiplied by n / most.
         rows = (jnp.arange(most) < n)[:, None]
         x = jnp.where(rows, jax.random.normal(key_x, (most, d)), 0.0)
         noise = jnp.where(rows[:, 0], jax.random.normal(key_noise, (most,)), 0.0)

@@ -75,7 +75,7 @@ def render(grid: Grid, estimates: Mapping[str, np.ndarray], about: Mapping[str, 
       about: Names and values for the foot of the page.
 
     Returns:
-      The whole HTML document. It needs no other file and no network.
+      The whole HTML document. It requires no other file and no network.
     """
     data = {
         "items": {name: json_item(plot, ID(name)) for name, plot in _plots().items()},
@@ -125,7 +125,7 @@ def _formulas() -> str:
     def stopped(n, d, theta, sigma, source, time):
         return formulas.transfer(n, d, theta, sigma, 1, source, None, time)
 
-    def without_ridge(*x):  # what most maps need: this quadrature is most of the work
+    def without_ridge(*x):  # used by most maps: this quadrature is most of the work
         found = formulas.transfer(*x).items()
         return {name: value for name, value in found if not name.endswith("ridge transfer")}
 
@@ -239,7 +239,7 @@ def _source(name: str, **columns: Sequence) -> ColumnDataSource:
 
 
 def _figure(name: str, x: str, y: str, **options: Any) -> figure:
-    """Creates a figure without tools, so fingers scroll the page. The script colours its texts."""
+    """Creates a figure without tools, so that touch gestures scroll the page."""
     plot = figure(
         name=name, x_axis_label=x, y_axis_label=y, tools="", toolbar_location=None,
         sizing_mode="stretch_both", background_fill_color=None, border_fill_color=None, **options,

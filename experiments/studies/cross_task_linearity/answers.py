@@ -133,7 +133,7 @@ def _ctl(dataset: "xr.Dataset", name: str, layer: str) -> str:
 def worst_ratio(dataset: "xr.Dataset", name: str, layer: str) -> "xr.DataArray":
     """Computes 1 - cosine divided by its value between the two models, in the worst layer.
 
-    Both are taken half way between the models and averaged over pairs before the division. The
+    Both are measured half way between the models and averaged over pairs before the division. The
     worst layer has the largest mean ratio over repetitions.
 
     It returns the ratio of each repetition, with the coordinate `layer`. A ratio below 1 means that
@@ -225,7 +225,7 @@ def _averaging(dataset: "xr.Dataset") -> list[str]:
     average, ensemble = dataset["averaging_average"], dataset["averaging_ensemble"]
     three = dataset["size"].values == 3
     a, e = (v.values[:, three] for v in (average, ensemble))
-    # A correlation is undefined without spread.
+    # A correlation is undefined without variance.
     varies = (a.std(1) > 0) & (e.std(1) > 0)
     r = [np.corrcoef(x, y)[0, 1] for x, y in zip(a[varies], e[varies], strict=True)]
     if len(r) > 1:

@@ -1,8 +1,8 @@
 """The images, networks and training of `cross_task_linearity`.
 
-All tasks draw the same number of images from each class, so their test sets have one shape and can
-be joined. For the probes, BatchNorm's running statistics are parameters like all others, and are
-interpolated. The alternative ignores them and normalises by the probed images.
+All tasks draw the same number of images from each class, so that their test sets have the same
+shape and can be joined. For the probes, BatchNorm's running statistics are parameters like all
+others, and are interpolated. The alternative ignores them and normalises by the probed images.
 """
 
 import functools
@@ -98,7 +98,7 @@ def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
     - `index`: images from which the task's images are taken, `(replicate, n)`.
 
     It returns the images, rotated by the task's angle, and their labels: `(replicate, m, ...)`,
-    equally many in each repetition.
+    the same number in each repetition.
 
     It raises `ValueError` if the task's name is unknown.
     """
@@ -109,7 +109,7 @@ def pick(pool: Pool, task: str, index: Int[np.ndarray, "replicate n"]) -> Batch:
 
 
 def shuffled(batch: Batch, seed: int) -> Batch:
-    """Permutes the labels of each repetition. They can then only be memorised."""
+    """Permutes the labels of each repetition, which can then only be memorised."""
     rng = np.random.default_rng(seed)
     return batch._replace(labels=rng.permuted(batch.labels, axis=-1))
 
@@ -125,7 +125,7 @@ def weights_alone(variables: PyTree) -> PyTree:
 
 
 def _seen(model: Model, images: Array | np.ndarray) -> Array | np.ndarray:
-    """Reshapes images for the model: a ResNet needs them as they are, an MLP as rows."""
+    """Reshapes images for the model: unchanged for a ResNet, as rows for an MLP."""
     return images if isinstance(model, ResNet) else images.reshape(len(images), -1)
 
 
@@ -140,7 +140,7 @@ def _mlp(
 ) -> tuple[Array, dict[str, Array]]:
     """Applies an `MLP` and returns its features: the units of each hidden layer after their ReLU.
 
-    It can replace its own features by given ones, as stitching needs. The Flax module only gives
+    Features can be replaced by given ones, as required for stitching. The Flax module only gives
     access to the units before their ReLU.
     """
 
@@ -161,7 +161,7 @@ def network(model: Model, normalise: str = "interpolated") -> Apply:
     """Creates the function that the probes call in place of a model.
 
     The features of an MLP are the units of each hidden layer after their ReLU. The features of a
-    ResNet are the outputs of its blocks. Equal arguments give the same function object, so the
+    ResNet are the outputs of its blocks. Equal arguments give the same function object, so that the
     probes compile once for each.
     """
     return _mlp if isinstance(model, MLP) else _resnet(model, normalise)  # type: ignore[arg-type]
@@ -192,7 +192,7 @@ def loss(
 
 @functools.cache
 def _loss(net: Apply) -> Callable[[PyTree, Batch], Float[Array, ""]]:
-    """Creates `loss` of a network in the form that the probes need."""
+    """Creates `loss` of a network in the form that the probes require."""
 
     def of(params: PyTree, batch: Batch) -> Float[Array, ""]:
         logits = net(params, batch)[0]
@@ -213,7 +213,7 @@ def correct(logits: Float[Array, "n class"], batch: Batch) -> Float[Array, " n"]
 def accuracy(
     model: Model, params: PyTree, batch: Batch, normalise: str = "interpolated"
 ) -> Float[Array, ""]:
-    """Computes the share of images that a network classifies correctly."""
+    """Computes the fraction of images that a network classifies correctly."""
     return correct(network(model, normalise)(params, batch)[0], batch).mean()
 
 
@@ -229,8 +229,8 @@ def train(
 ) -> PyTree:
     """Trains a network by stochastic gradient descent at a constant rate on the cross-entropy.
 
-    A ResNet normalises by each minibatch, and its running statistics follow the minibatches'. The
-    rate is traced; the field `how.rate` is not read.
+    A ResNet normalises by each minibatch, and its running statistics follow those of the
+    minibatches. The rate is traced; the field `how.rate` is ignored.
 
     - `count`: number of images from which minibatches are drawn. It is not static: tasks of
       different sizes share one compiled program if they are padded to one length.
@@ -246,7 +246,7 @@ def train(
         return losses.mean(), rest
 
     def draw(key: Array) -> Batch:
-        # Below `count`, so padding is never drawn.
+        # Below `count`, so that padding is never drawn.
         drawn = jax.random.randint(key, (how.batch,), 0, count)
         return jax.tree.map(lambda x: x[drawn], batch)
 
@@ -259,10 +259,10 @@ def train(
 
 
 def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """Applies a function to every entry of the leading axis, one after the other.
+    """Applies a function to every entry of the leading axis, one after another.
 
-    The function's programs are compiled once for all entries. On a CPU, networks this small gain
-    nothing from running side by side.
+    The function's programs are compiled once for all entries. On a CPU, networks of this size do
+    not benefit from running in parallel.
     """
     stacked = jax.tree.map(np.asarray, stacked)
     n = len(jax.tree.leaves(stacked)[0])
@@ -270,7 +270,7 @@ def each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
 
 
 def repeated(tree: PyTree, like: PyTree) -> PyTree:
-    """Repeats every entry of the leading axis along a second one, which is as long as `like`'s."""
+    """Repeats every entry of the leading axis along a second one, as long as in `like`."""
     count = jax.tree.leaves(like)[0].shape[1]
     return jax.tree.map(lambda x: np.broadcast_to(x[:, None], (len(x), count, *x.shape[1:])), tree)
 
@@ -283,7 +283,7 @@ def stack(trees: list[PyTree], axis: int = 0) -> PyTree:
 def aligned(model: MLP, how: str, reference: PyTree, params: PyTree, batch: Batch) -> PyTree:
     """Permutes the hidden units of an MLP to match a reference network.
 
-    It returns `params` with its hidden units in another order, without changing its function.
+    It returns `params` with its hidden units permuted, which does not change its function.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).

@@ -49,9 +49,9 @@ def subsets(models: int) -> Float[np.ndarray, "subset model"]:
 
     - `models`: number of models, >= 2.
 
-    It returns weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. It has
-    all sets of two or more models. For more than `FEW` models it has the sets of two, of three and
-    of all.
+    It returns weights `(subset, model)`: 1 / k for the k members of a set, 0 for the others. It
+    contains all sets of two or more models. For more than `FEW` models, it contains the sets of
+    two, of three and of all.
     """
     if models <= FEW:
         members = np.array([s for s in itertools.product((0.0, 1.0), repeat=models) if sum(s) >= 2])
@@ -67,7 +67,7 @@ def flat(tree: PyTree) -> PyTree:
 
 
 def of_each(fn: Callable[..., PyTree], *stacked: PyTree) -> PyTree:
-    """Applies a function to every entry of the two leading axes, one after the other."""
+    """Applies a function to every entry of the two leading axes, one after another."""
     return each(partial(each, fn), *stacked)
 
 
@@ -124,10 +124,10 @@ def distribution(
 
     It returns `QUANTILES` over the images, each `(layer, quantile)`: "turn" (1 - cosine between
     features of interpolated weights and interpolated features), "coefficient", and "baseline" (1 -
-    the cosine between the features of the two models). For vectors that are 0, cosine and
-    coefficient count as 0.
+    the cosine between the features of the two models). For zero vectors, cosine and coefficient are
+    defined as 0.
     """
-    # Not by the probe, which returns means over images: quantiles need each image's values.
+    # Not by the probe, which returns means over images: quantiles require the values of each image.
     net = network(model, normalise)
     mixed, first, second = (
         list(probe.features(net, p, batch).values()) for p in (moved(b, a, alpha), a, b)
@@ -236,7 +236,8 @@ def averaging(model: MLP, tuned: PyTree, tests: Batch) -> Arrays:
     It returns measurements of each set, in the order of `subsets`, and of each model:
     - "average": the accuracy of averaged weights, `(replicate, subset)`.
     - "ensemble": the accuracy of averaged logits, `(replicate, subset)`.
-    - "agreement": the share of images for which both predict the same class, `(replicate, subset)`.
+    - "agreement": the fraction of images for which both predict the same class, `(replicate,
+      subset)`.
     - "gap": the relative gap of features, `(replicate, layer, subset)`.
     - "members": the accuracy of each model, `(replicate, model)`.
 

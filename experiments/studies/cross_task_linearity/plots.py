@@ -256,7 +256,7 @@ def _arithmetic(dataset: "xr.Dataset") -> "Figure":
         gap = dataset[f"{name}_gap"]
         for i, layer in enumerate(dataset["layer"].values.astype(str)):
             _points(row[2], scales, gap.sel(layer=layer), i, layer)
-        # A guide of slope 2, a little below the lowest curve.
+        # A guide of slope 2, slightly below the lowest curve.
         start = 0.6 * float(gap.isel(scale=0).mean(["replicate"]).min())
         row[2].plot(scales, start * (scales / scales[0]) ** 2, color=style.INK, ls=":", lw=1)
         row[2].set(xscale="log", yscale="log", xlabel="scale s", ylabel="relative gap (± s.e.)")

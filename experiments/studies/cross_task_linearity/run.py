@@ -23,7 +23,7 @@ from experiments.studies.cross_task_linearity.runs import (
     Runs,
 )
 
-# The names of stages, which appear in the terminal and in the names of stored files.
+# The names of stages, which appear on the terminal and in the names of stored files.
 _NAMES = {
     "rotated": "rotated images, line and distribution",
     "scratch": "from scratch, aligned or not",

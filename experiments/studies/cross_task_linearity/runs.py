@@ -63,7 +63,7 @@ class Runs:
         self.middle = self.tasks[len(self.tasks) // 2 - 1]
 
     def keys(self, part: str, count: int) -> np.ndarray:
-        """Creates random keys that no other part uses.
+        """Creates random keys that are not used by any other part.
 
         It returns data of the keys, `(replicate, count, 2)`.
 
@@ -74,7 +74,7 @@ class Runs:
         return np.asarray(jax.random.key_data(keys))
 
     def data(self, *tasks: str) -> Examples:
-        """Gathers the images of tasks with equally many images.
+        """Gathers the images of tasks with the same number of images.
 
         It returns training and test images, `(replicate, task, ...)`.
         """
@@ -110,7 +110,7 @@ class Runs:
         """
         how = self.how(model) if steps is None else varied(self.how(model), steps=steps)
         count = learn.labels.shape[-1]
-        # Images are padded to one length, so training is compiled once.
+        # Images are padded to one length, so that training is compiled once.
         rest = self.index.learn.shape[1] - count
 
         def fit(params: PyTree, learn: Batch, key: models.Key, rate: ArrayLike) -> PyTree:
@@ -265,7 +265,7 @@ class Runs:
             rate = self.how(model).rate
             keys = self.keys("random_labels", 5)
             start = self.init(model, keys[:, :1])
-            # Both bases use the same minibatches, so they differ only by their labels.
+            # Both bases use the same minibatches, so that they differ only in their labels.
             same = np.repeat(keys[:, 1:2], 2, 1)
             bases = self.train(model, repeated(start, 2), batches, same, rate, c.memorise)
             starts = joined(bases, start)
@@ -326,7 +326,7 @@ class Runs:
 
 
 def repeated(tree: PyTree, count: int) -> PyTree:
-    """Repeats the only entry of the second axis."""
+    """Repeats the single entry of the second axis."""
     return jax.tree.map(lambda x: np.broadcast_to(x, (len(x), count, *x.shape[2:])), tree)
 
 

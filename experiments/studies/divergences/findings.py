@@ -23,10 +23,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     It also judges whether the paper's estimate of W_1 from samples distinguishes two laws.
 
-    Returns the findings. Datasets of an older version have no values of single draws, and
-    give none.
+    Returns the findings. Datasets of an older version contain no values of single draws, and give
+    no findings.
     """
-    # Runs of earlier versions did not keep single data sets.
+    # Runs of earlier versions did not store single data sets.
     if "gain" not in dataset:
         return []
     declared = [

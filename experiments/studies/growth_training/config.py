@@ -30,7 +30,7 @@ class Sizes:
 
 @config
 class Budget:
-    """The length of the large networks' training, and how often all networks are evaluated."""
+    """The length of the large networks' training, and the interval of evaluations."""
 
     steps: Natural
     """Steps to train a large network, grown or from scratch."""
@@ -42,7 +42,7 @@ class Budget:
 
 @config
 class Adam:
-    """The training of every network: Adam, with a learning rate that rises and then stays."""
+    """The training of every network: Adam, with a warmup and a constant learning rate."""
 
     rate: Positive
     """The highest learning rate."""
@@ -143,14 +143,16 @@ class Config:
         return self.source.layers < self.large.layers
 
     def _known(self) -> tuple[str, ...]:
-        """The growth methods that suit the task and the direction of growth."""
+        """Returns the growth methods for the task and the direction of growth."""
         learned = ways.LEARNED
-        # A mix of running variances may be negative. Layers of different shapes cannot be mixed.
+        # A mixture of running variances may be negative. Layers of different shapes cannot be
+        # mixed.
         if self.task == "images_resnet" or (self.deepens and self.task != "text"):
             learned = ()
         if self.deepens:
             return (*ways.DEPTH, *learned)
-        # Units of a GPT's head move with their head, but a coupling of units would separate them.
+        # Units of a GPT's head are permuted with their head, but a coupling of units would separate
+        # them.
         coupled = (ways.TRANSPORT,) if self.task != "text" else ()
         return (*ways.WIDTH, ways.MSG, *learned, *coupled)
 

@@ -52,8 +52,8 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 
     Returns a row of column names and a row for each method. The columns are the method; its loss
     right after growth minus the small network's; steps saved (mean and standard error); the number
-    of seeds in which it reached the lowest loss from scratch; the share of compute saved, including
-    the small network's training; and its lowest held-out loss.
+    of seeds in which it reached the lowest loss from scratch; the fraction of compute saved,
+    including the small network's training; and its lowest held-out loss.
     """
     mean, error = mean_and_error(dataset["saved"])
     excess = dataset["step0_excess"].mean("seed").values

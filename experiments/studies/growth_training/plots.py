@@ -62,7 +62,7 @@ def _label(method: str) -> str:
 def _heading(dataset: xr.Dataset) -> str:
     """Returns the task, its data and the number of seeds, for titles."""
     task, data = str(dataset.attrs["task"]), style.literal(dataset.attrs.get("data", ""))
-    # A run of an earlier version has the data in the name of its task.
+    # In a run of an earlier version, the name of the task includes the data.
     return f"{TASKS.get(task, task).format(data=data)}, {dataset.sizes['seed']} seeds"
 
 
@@ -82,7 +82,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
         _band(ax, dataset, method, KINDS[_kind(dataset, method)])
         ax.set_title(_label(method))
     scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
-    # From scratch the loss begins far above. The axis shows its later course, and all grown
+    # From scratch, the initial loss is much larger. The axis shows its later course, and all grown
     # networks.
     top = max(start + 0.8 * (start - low), float(scratch[len(scratch) // 3])) + 1e-3
     axes[0, 0].set_ylim(low - 0.08 * (top - low), top)
@@ -108,7 +108,7 @@ def _loss(dataset: xr.Dataset) -> Figure:
 def _band(ax: Axes, dataset: xr.Dataset, method: str, color: str) -> None:
     """Draws a method's mean loss over seeds, with its standard deviation as a band.
 
-    Steps to learn maps count: they shift the curve to the right.
+    Steps for learning maps are included: they shift the curve to the right.
     """
     of_method = dataset.sel(way=method)
     steps = of_method["step"].values + int(of_method["learning_steps"])

@@ -1,6 +1,7 @@
 """Runs `growth_training` stage by stage and gathers the results in one dataset.
 
-`shared.growth_tasks` has the data and the training loop, `shared.growth_ways` the growth methods.
+`shared.growth_tasks` contains the data and the training loop, and `shared.growth_ways` the growth
+methods.
 """
 
 import os
@@ -27,7 +28,7 @@ from experiments.studies.shared import growth_ways as ways
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains the small networks, grows them by every method, and trains the large ones.
 
-    The small networks are one stage, and each method is one, for all seeds together.
+    The small networks are one stage, and each method is one stage, for all seeds together.
 
     Returns a dataset over way ("scratch" first, then the methods) and seed: the held-out `loss` by
     step, `step0_excess`, and the steps and compute saved (see `experiments.measures.savings`). It
@@ -52,7 +53,7 @@ def load(config: Config) -> list[tasks.Data]:
     Returns the data, one entry for each repetition. Text is the same for all. Images have a new
     split for each.
 
-    Raises `DataError` if the data cannot be read or do not suffice.
+    Raises `DataError` if the data cannot be read or are not sufficient.
     """
     with refused():
         if config.task == "text":
@@ -100,12 +101,12 @@ def _source(config: Config, data: list[tasks.Data], seed: int) -> dict[str, Any]
 def _large(
     config: Config, data: list[tasks.Data], source: Mapping[str, Any], method: str, seed: int
 ) -> dict[str, Any]:
-    """Grows the small network of a repetition, or begins from scratch; trains the large one."""
+    """Grows the small network of a repetition, or starts from scratch; trains the large one."""
     first, batches, grow = _keys(config, seed)[2:]
     small, large = config.network(large=False), config.network(large=True)
     net = presets.build(large)
     of_seed = jax.tree.map(lambda leaf: leaf[seed], dict(source))
-    # A stage returns dictionaries, so Adam's state is rebuilt from its fields.
+    # A stage returns dictionaries, so Adam's state is reconstructed from its fields.
     state = type(tasks.ADAM.init({}))(*(of_seed[k] for k in ("count", "mu", "nu")))
     if method == ways.SCRATCH:
         start = ways.restarted(tasks.init(net, data[seed], first))
@@ -140,7 +141,7 @@ def _dataset(
         for sizes in (config.network(large=False), config.network(large=True))
     ]
     spent, earlier = cost[1] * scratch, cost[0] * config.source_steps
-    # Training from scratch, the first way, needs no small network.
+    # Training from scratch, the first way, requires no small network.
     before = np.where(np.arange(len(methods)) == 0, 0.0, earlier)[:, None]
     per_seed = ("way", "seed")
     # Where scratch begins at the level, it has used no compute, which could not be a divisor.

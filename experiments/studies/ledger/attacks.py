@@ -1,7 +1,7 @@
-"""Results of the last search for problems that break the bounds: the file `attacks.json`.
+"""Results of the last search for problems that violate the bounds: the file `attacks.json`.
 
 `sail-jax verify --attack --renew` searches the bounds whose code has changed since, and writes it.
-Until then `known` has the ratios of this version at the problem of the former search.
+Until then, `known` computes the ratios of this version at the problem of the former search.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ def as_json(found: Sequence[Attack], about: Mapping[str, Any]) -> bytes:
 
     Args:
       found: The attacks.
-      about: Fields to put before them, such as versions; values that JSON can hold.
+      about: Fields that precede them, such as versions, with values that JSON can represent.
 
     Returns:
       The bytes of the file, in UTF-8. Numbers that are not finite become text.
@@ -56,7 +56,7 @@ def read(file: Path = FILE) -> Mapping[str, Attack]:
     """Reads the results of a search.
 
     Args:
-      file: A file of `as_json`; by default the one that belongs to this version.
+      file: A file of `as_json`; by default the one of this version.
 
     Returns:
       The attacks by the ids of their claims.
@@ -125,20 +125,20 @@ def known(claim: claims.Claim) -> Attack | None:
 
 
 def sound(claim: claims.Claim, found: Attack | None) -> bool:
-    """Returns whether an outcome agrees with a claim: its ratios agree, and break no true bound."""
+    """Returns whether an outcome agrees with a claim: its ratios agree and violate no bound."""
     return found is None or (found.confirmed and not (claim.expected and found.broken))
 
 
 def sharpness(claim: claims.Claim) -> str:
-    """Describes how near a search came to breaking a claim.
+    """Describes how close a search came to violating a claim.
 
     Args:
       claim: The claim.
 
     Returns:
       The result of the search, such as "attained (0.998)", with the terms that the bound does not
-      need; or a note that this version was not searched. It is empty for equalities, and for
-      misprints that were not attacked, because the check itself breaks them.
+      require; or a note that this version was not searched. It is empty for equalities, and for
+      misprints that were not attacked, because the check itself violates them.
     """
     if found := known(claim):
         idle = [term for term, ratio in found.terms.items() if not ratio > 1 + ROUNDING]
@@ -151,7 +151,7 @@ def sharpness(claim: claims.Claim) -> str:
 
 
 def kind(claim: claims.Claim) -> str:
-    """Returns the sharpness of a claim in a word.
+    """Returns the sharpness of a claim as one word.
 
     Args:
       claim: The claim.
@@ -173,7 +173,7 @@ def tally(kinds: Iterable[str]) -> str:
 
 
 def point(attack: Attack) -> str:
-    """Describes the problem at which a bound was closest to being broken.
+    """Describes the problem at which a bound was closest to being violated.
 
     Args:
       attack: The attack.

@@ -82,7 +82,7 @@ def _is_bound(record: Mapping[str, Any]) -> bool:
 
 
 def _slack(record: Mapping[str, Any]) -> str:
-    """Returns how far inside its bound the simulation is, as a ratio if both have one sign."""
+    """Returns how far the simulation is within its bound, as a ratio if both have the same sign."""
     if not _is_bound(record):
         return ""
     smaller, larger = record["simulated"], record["predicted"]
@@ -98,7 +98,7 @@ def table(dataset: xr.Dataset, *omitted: str) -> list[tuple[str, ...]]:
 
     Args:
       dataset: The dataset of `run`.
-      *omitted: Names in `COLUMNS` to leave out.
+      *omitted: Names in `COLUMNS` to omit.
 
     Returns:
       A row of column names, and a row for each claim.
@@ -157,7 +157,7 @@ def blind(dataset: xr.Dataset) -> str:
 
 
 def mutations(dataset: xr.Dataset) -> str:
-    """Lists which claims would hold with a wrong prediction too.
+    """Lists the claims that would also hold with a wrong prediction.
 
     Args:
       dataset: The dataset of `run`.
@@ -189,7 +189,7 @@ def mutations(dataset: xr.Dataset) -> str:
 
 
 def attack_rows(found: Sequence[Attack]) -> list[tuple[str, ...]]:
-    """Tabulates as text how close each attacked bound came to being broken.
+    """Tabulates as text how close each attacked bound came to being violated.
 
     Args:
       found: The attacks.
@@ -289,7 +289,7 @@ def statuses(dataset: xr.Dataset) -> str:
 
 
 def sharpness(dataset: xr.Dataset) -> str:
-    """Counts the bounds by how near the last search came to breaking them.
+    """Counts the bounds by how close the last search came to violating them.
 
     Args:
       dataset: The ledger.
@@ -321,7 +321,8 @@ def as_json(dataset: xr.Dataset, about: Mapping[str, Any]) -> bytes:
 
     Args:
       dataset: The dataset of `run`.
-      about: Fields to put before the verdicts, such as versions; values that JSON can hold.
+      about: Fields that precede the verdicts, such as versions, with values that JSON can
+        represent.
 
     Returns:
       The bytes of the file, in UTF-8.
@@ -381,7 +382,7 @@ def as_latex(dataset: xr.Dataset) -> bytes:
     for record in _records(dataset):
         paper = record["claim"].split("/")[0]
         shown = ["status", "statement", "source", "predicted", "simulated", "sharpness", "verdict"]
-        # The citation names the paper already.
+        # The citation already contains the paper.
         record["source"] = record["source"].removeprefix(paper).lstrip()
         cells = [COLUMNS[name](record).translate(str.maketrans(SPECIAL)) for name in shown]
         cells[2] = rf"\cite[{{{cells[2]}}}]{{{paper}}}"
@@ -389,12 +390,12 @@ def as_latex(dataset: xr.Dataset) -> bytes:
     return (LATEX + "\n".join(lines) + "\n\\end{longtable}\n").encode()
 
 
-# What the ledger can be written as, by the ending of the file's name, and how such files begin.
+# The formats of the ledger, by the ending of the file's name, and the beginning of such files.
 TABLES = {".csv": (as_csv, b"claim,"), ".tex": (as_latex, LATEX[:60].encode())}
 
 
 def _records(dataset: xr.Dataset) -> list[dict[str, Any]]:
-    """Each claim's values by name, with flags as booleans."""
+    """Returns each claim's values by name, with flags as booleans."""
     names = ["claim", *map(str, dataset.data_vars)]
     columns = [dataset[name].values.tolist() for name in names]
     flags = ("holds", "expected", "ok")

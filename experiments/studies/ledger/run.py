@@ -29,7 +29,7 @@ def run(config: Config, stage: Stage = direct, workers: Workers = HERE) -> xr.Da
     Returns:
       The claims with the fields of `theory.claims.Verdict` and of its power, over `claim`. `ok` is
       whether the verdict is as expected and no search found a contradiction. `unnoticed` is one
-      text. `sharpness` and `kind` describe how close the last search came to breaking the bound,
+      text. `sharpness` and `kind` describe how close the last search came to violating the bound,
       and `nearest` the problem at which it came closest. The attribute `quick` is 1 for smaller
       simulations.
     """
@@ -83,7 +83,7 @@ def _record(verdict: claims.Verdict) -> dict[str, Any]:
 
 
 def _sharpness(claim: claims.Claim, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns what is known of a bound, and whether the claim is still as expected."""
+    """Returns what is known about a bound, and whether the claim is still as expected."""
     found = attacks.known(claim)
     return {
         "kind": attacks.kind(claim),

@@ -70,7 +70,7 @@ def _better(where: str, claim: str, paper: str, other: xr.DataArray, one: xr.Dat
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """States the shares of wins of each merge on each bed in theory, and TIES's at its defaults."""
+    """Describes how often each merge wins on each bed in theory, and TIES at its defaults."""
     sentences = []
     for bed in dataset.bed.values:
         wins = winners(dataset.best.sel(bed=bed), dataset.attrs["least"])
@@ -87,10 +87,10 @@ def summary(dataset: xr.Dataset) -> str:
 
 
 def winners(excess: xr.DataArray, least: float) -> np.ndarray:
-    """Finds the merge of least excess: 0 (the average) unless another is less by a share.
+    """Finds the merge with the smallest excess: 0 (the average) unless another is clearly smaller.
 
     - `excess`: The excess over algorithm, the last dimension, and others.
-    - `least`: The share of the average's excess by which another must be less.
+    - `least`: The fraction of the average's excess by which another must be smaller.
     """
     values = np.array(excess.values)
     values[..., 1:] *= 1 / (1 - least)

@@ -24,8 +24,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     All excess risks are divided by the base's. Over (bed, tasks, share, noise) the dataset has
     `best` of each merge at its best density and scale, with `density` and `scale`; and `published`
     at published settings. `best_measured` and `published_measured` are for drawn task vectors, by
-    part (a tensor each), over `at_share` and `at_noise`. `best_measured` uses the settings that
-    theory finds best. `scale_measured` is the scale of least measured loss at those densities.
+    part (a tensor each), over `at_share` and `at_noise`. `best_measured` uses the settings that are
+    best in theory. `scale_measured` is the scale with the smallest measured loss at these
+    densities.
     """
     grids = [
         stage(f"{bed}, {n} tasks", lambda bed=bed, n=n: _grid(config, bed, n))
@@ -68,7 +69,7 @@ def _settings(config: Config) -> dict[str, float]:
 
 
 def _tasks(config: Config, bed: str, count: int, share: float, noise: float) -> GaussianTasks:
-    """Returns the tasks of one point. A task's optimum has variance 1 where the task uses it."""
+    """Returns the tasks of one point. A task's optimum has variance 1 at used entries."""
     support = 1.0 if bed == "dense" else config.support
     everywhere = float(bed == "common curvature")
     return GaussianTasks(count, (1 - share) ** 0.5, share**0.5, noise, support, everywhere)

@@ -29,7 +29,7 @@ def own_accuracy(dataset: xr.Dataset) -> xr.DataArray:
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Tests which merge is more accurate, and whether cross-task linearity predicts accuracies.
 
-    Accuracies are measured on the test images, which play no role in the choice of scales.
+    Accuracies are measured on the test images, which are not used to choose the scales.
 
     It returns a finding for each comparison in `CLAIMS`, and one for the line between two experts.
     """
@@ -63,7 +63,7 @@ def _pm(values: xr.DataArray) -> str:
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """Describes the accuracy of every merge, and how much the best keeps of the experts' gain."""
+    """Describes the accuracy of every merge, and the retained part of the experts' gain."""
     mean = dataset["accuracy"].mean("task")
     own, base = own_accuracy(dataset), mean.sel(model="base")
     merges = ["soup", *map(str, dataset["merge"].values)]

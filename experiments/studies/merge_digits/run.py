@@ -38,7 +38,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     experts, `line_accuracy`, `line_predicted` by outputs, and `line_chord`, the interpolated
     accuracies.
 
-    It raises `DataError` if the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or are not sufficient.
     """
     upright, learn, choose, test = load(config)
     keys = jax.random.split(jax.random.key(config.seed), (config.replicates, 2))
@@ -82,7 +82,7 @@ def load(config: Config) -> tuple[Task, Task, Task, Task]:
     then, for every task, images to fine-tune on, to choose scales with and to test on, each in
     arrays of shape (replicate, task, example, ...).
 
-    It raises `DataError` if the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or are not sufficient.
     """
     with refused():
         pool = config.data.pool(config.seed)
@@ -136,7 +136,7 @@ def _finetune(config: Config, base: PyTree, exam: Task, key: Array) -> PyTree:
 def _train(config: Config, how: Training, params: PyTree, exam: Task, key: Array) -> PyTree:
     """Minimises the cross-entropy on one task's images by gradient descent with momentum.
 
-    Drawn images that do not belong to the task do not count.
+    Drawn images that do not belong to the task are ignored.
     """
 
     def loss(params: PyTree, _: None, batch: Task) -> tuple[Array, None]:
@@ -169,7 +169,7 @@ def _split(stacked: PyTree, count: int) -> list[PyTree]:
 def _merge(config: Config, base: PyTree, experts: PyTree) -> PyTree:
     """Returns the task vector of each merge in `SWEPT` at scale 1, along a leading axis.
 
-    Both are linear in their scale, so one merge serves all scales.
+    Both are linear in their scale, so one merge is sufficient for all scales.
     """
     task_vectors = jax.tree.map(jnp.subtract, experts, base)
     # As one vector: both methods use the whole network, and compile a program for each leaf.
@@ -180,7 +180,7 @@ def _merge(config: Config, base: PyTree, experts: PyTree) -> PyTree:
 
 
 def _stacked(trees: list[PyTree]) -> PyTree:
-    """Puts trees of one structure along a leading axis."""
+    """Stacks trees of one structure along a leading axis."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
@@ -211,7 +211,7 @@ def _test(
     count = len(config.tasks)
     soup = methods.linear()(_split(experts, count))
     merged = jax.vmap(functools.partial(_moved, base))(added, chosen)
-    # One pass serves all models: separate passes would make the program several times as long.
+    # One pass for all models, because separate passes would make the program several times as long.
     parts = (_stacked([base]), experts, _stacked([soup]), merged)
     everyone = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
     outputs = jax.vmap(lambda params: _apply(config, params, exam.images))(everyone)

@@ -8,7 +8,7 @@ from experiments.studies.merge_prediction import plots as figures
 from experiments.studies.merge_prediction import probes, ranking
 
 CTL, UNIFIED = "cross-task linearity", "unified merging"
-WHERE = {  # the source of a predictor; the others are our probes
+WHERE = {  # the source of a predictor; the others are probes of this package
     **dict.fromkeys(("ctl_cosine", "ctl_gap", "ctl_output", "ensemble"), CTL),
     **dict.fromkeys(("members", "lemma", "main_term"), f"{CTL}, Lemma 1 and Theorem 1"),
     **dict.fromkeys(("gradients", "bound", "bound_corrected"), f"{UNIFIED}, Theorem 3"),

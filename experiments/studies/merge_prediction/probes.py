@@ -25,7 +25,7 @@ PROBED = 32
 # The number of training examples of each task for the constants of the bounds.
 BOUND = 12
 DRAWS, PRODUCTS, STARTS = 4, 8, 2  # noise; Lanczos' products from so many starts
-# The forward passes that a product with the Hessian costs, because it needs two gradients.
+# The forward passes that a product with the Hessian costs, because it requires two gradients.
 HVP = 6
 
 
@@ -89,7 +89,7 @@ class Merges(NamedTuple):
     Attributes:
       expert: The merged experts, as indices into the stacked experts.
       task: The tasks of their fine-tuning.
-      base: The base model of the first expert, which counts as the merge's base.
+      base: The base model of the first expert, which is used as the merge's base.
       rate: The learning rate of fine-tuning.
       steps: The number of steps of fine-tuning.
     """
@@ -102,7 +102,7 @@ class Merges(NamedTuple):
 
 
 def at(stacked: PyTree, i: Any) -> PyTree:
-    """Takes one entry, or a slice, of every leaf."""
+    """Returns one entry, or a slice, of every leaf."""
     return jax.tree.map(lambda x: x[i], stacked)
 
 
@@ -122,8 +122,8 @@ def measure(
     - `bases`: the base models, in leaves of shape (base, ...).
     - `experts`: the experts, in leaves of shape (expert, ...).
 
-    It returns arrays with a leading axis over merges. `predictor` holds the predictors by name.
-    `own`, `base` and `merged` each hold `loss` and `accuracy`, means over the merge's tasks: for
+    It returns arrays with a leading axis over merges. `predictor` contains the predictors by name.
+    `own`, `base` and `merged` each contain `loss` and `accuracy`, means over the merge's tasks: for
     each expert on its own task, for the base model, and for the merges by each method of `METHODS`,
     which have a second axis.
     """
@@ -144,8 +144,8 @@ def measure(
         }
         return {"predictor": predictors, **_outcome(family, base, models, merged, exams)}
 
-    # The first call compiles. Then they run side by side, because these networks fill only one
-    # core.
+    # The first call compiles. The others run in parallel, because each of these networks uses only
+    # one core.
     results = [jax.tree.map(np.asarray, of_merge(0))]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results += pool.map(of_merge, range(1, len(merges.base)))
@@ -206,7 +206,7 @@ def _curvature(
     pooled = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), pooled)
     loss, w = tasks.loss_of(family), np.full(len(models), 1 / len(models))
     spectrum = probe.hessian_spectrum(loss, mean, pooled, key, steps=PRODUCTS, probes=STARTS)
-    # The noise moves an expert as far as averaging does, in a random direction.
+    # The noise moves an expert as far as averaging, in a random direction.
     std = np.sqrt(_spread(stacked, w) / sum(x.size for x in jax.tree.leaves(mean)))
     moved = [_moved(family, m, mean, b, std, key) for m, b in zip(models, few, strict=True)]
     top = spectrum.largest[0]

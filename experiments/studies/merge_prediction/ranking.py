@@ -52,7 +52,7 @@ def rank(
     """Computes rank correlations in several sets of merges, with bootstrap intervals.
 
     Merges of one base model are not independent. The bootstrap therefore draws whole clusters with
-    replacement, as many in each stratum as it has.
+    replacement, as many as there are in each stratum.
 
     It returns the correlations and their intervals, by scope, outcome and predictor.
     """

@@ -29,8 +29,8 @@ OUTCOMES = (*probes.METHODS, "averaging, relative", "averaging, accuracy")
 def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     """Trains base models and experts, merges them, and ranks the predictors.
 
-    Each family has a stage for the distances of its tasks, one for its networks, and one for every
-    chunk of merges. The ranking has its own stage.
+    Each family has a stage for the distances between its tasks, one for its networks, and one for
+    every chunk of merges. The ranking is a separate stage.
 
     It returns a dataset over merges: the predictors (`value`), the results (`result`, the loss or
     accuracy that merging costs), `kept` (accuracy relative to the experts' own) and the parts of
@@ -91,7 +91,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 def load(learned: tasks.Learned, config: Config) -> tuple[tasks.Family, tasks.Data]:
     """Reads the data of one family, and describes its network.
 
-    It raises `DataError` if the data cannot be read, or do not suffice.
+    It raises `DataError` if the data cannot be read or are not sufficient.
     """
     each, seed = tasks.Examples(config.learn, config.held_out), config.seed
     if learned == "images":
@@ -156,8 +156,8 @@ def _train(
         ]
         return base, jax.tree.map(lambda *x: jnp.stack(x), *tuned)
 
-    # The first call compiles. Then they run side by side, because these networks fill only one
-    # core.
+    # The first call compiles. The others run in parallel, because each of these networks uses only
+    # one core.
     first = jax.block_until_ready(of_base(0))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = [first, *pool.map(of_base, range(1, len(config.pretrain) * config.bases))]
@@ -174,7 +174,7 @@ def _merges(
 
     There are `config.merges` merges of a base's experts for every base model, learning rate and
     number of steps. Every base model and rate has one more merge. Its other experts come from other
-    base models with equally long pre-training. The numbers of experts take turns.
+    base models with the same length of pre-training. The numbers of experts alternate.
 
     Returns, by the number of experts: the merges, and whether their experts share a base model.
     """

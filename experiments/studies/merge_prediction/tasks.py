@@ -177,7 +177,7 @@ def logits(family: Family, params: PyTree, batch: Batch) -> Array:
 
 
 def accuracy(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
-    """Computes the share of labels that a network predicts."""
+    """Computes the fraction of labels that a network predicts."""
     return jnp.mean(logits(family, params, batch).argmax(-1) == batch.labels)
 
 
@@ -186,7 +186,7 @@ def _loss(family: Family, params: PyTree, batch: Batch) -> Float[Array, ""]:
     return of_logits(logits(family, params, batch), batch.labels)
 
 
-# It returns the same function object each time, so probes compile once.
+# It returns the same function object each time, so that probes compile once.
 @cache
 def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
     """Returns the loss of a family's network."""
@@ -195,7 +195,7 @@ def loss_of(family: Family) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
 @cache
 def network_of(family: Family) -> Callable[..., Any]:
-    """Returns a family's network in the form that probes need."""
+    """Returns a family's network in the form that probes require."""
     return probe.flax_network(family.net.apply, family.layers, inputs=lambda batch: batch.inputs)
 
 

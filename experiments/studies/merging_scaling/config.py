@@ -140,9 +140,9 @@ class Centre:
 
 @config
 class Experts:
-    """Pre-trained networks, fine-tuned on tasks of images in folders, each with its own head.
+    """Pre-trained networks, fine-tuned on tasks of images in folders, each with a separate head.
 
-    With them the other fields' sweep, tasks, network and pre-training are not used.
+    If given, the sweep, tasks, network and pre-training of the other fields are not used.
     """
 
     network: Network = "none"

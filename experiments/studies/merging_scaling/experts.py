@@ -1,8 +1,8 @@
 """Pre-trained networks of `merging_scaling`: experts on tasks of images in folders, and merges.
 
-An expert is a backbone and a head. Backbones are merged, and BatchNorm's running statistics count
-as weights. A merge is tested on each task under the head of the task's own expert. `run` calls
-`measured`. `networks` is the counterpart with an MLP on one set of images.
+An expert is a backbone and a head. Backbones are merged, including BatchNorm's running statistics.
+A merge is tested on each task under the head of the task's own expert. `run` calls `measured`.
+`networks` is the counterpart with an MLP on one set of images.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Task(NamedTuple):
 
     Attributes:
       name: The name of its folder.
-      learn: The training images, in an order of their own.
+      learn: The training images, in a separate order.
       test: A function from indices to the test images.
       labels: The labels of these, `(n,)`.
       classes: The number of classes.
@@ -86,7 +86,7 @@ def load(config: Config) -> tuple[Backbone, list[Task]]:
 def groups(config: Config, count: int) -> list[tuple[int, ...]]:
     """Draws different groups of tasks, or lists all if there are not enough.
 
-    It returns the groups, each of increasing numbers.
+    It returns the groups, each with increasing numbers.
 
     >>> from experiments.studies.merging_scaling.config import PRESETS
     >>> [len(groups(PRESETS["paper_resnet18"], n)) for n in (6, 20)]
@@ -193,7 +193,7 @@ class Judge:
     def _grade(
         self, body: PyTree, head: PyTree, images: Array, labels: Array, counted: Array
     ) -> Array:
-        """Computes the sum of losses and the number of right answers, over the counted images."""
+        """Computes the sum of losses and the number of correct answers, over the counted images."""
         out = logits(self.backbone, {**body, "head": head}, images)[0]
         losses = optax.softmax_cross_entropy_with_integer_labels(out, labels)
         right = out.argmax(-1) == labels
@@ -208,7 +208,7 @@ class Judge:
         n, sums = len(of.labels), []
         size = min(CHUNK, n)
         for start in range(0, n, size):
-            # the last part is padded, so all have one shape, which is compiled once
+            # the last part is padded, so that all have one shape, which is compiled once
             at = np.arange(start, start + size)
             which = np.minimum(at, n - 1)
             found = self._graded(body, head, of.test(which), of.labels[which], at < n)

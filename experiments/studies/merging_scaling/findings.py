@@ -22,8 +22,8 @@ NAMES = {
     "ratio": "data ratio α",
 }
 CONSTANTS = {"smoothness": "L", "pl": "C", "variance": "σ²", "heterogeneity": "ζ²"}
-# The paper's direction of the excess (Section V-B), from the first value to the last. With steps
-# the excess may rise, fall, or fall and then rise.
+# The paper's direction of the excess (Section V-B), from the first value to the last. With steps,
+# the excess may increase, decrease, or decrease and then increase.
 SAYS = {"steps": 0, "batch": -1, "rate": 1, "samples": -1, "tasks": 1, "ratio": -1}
 RESNETS = ("resnet-18", "resnet-50", "resnet-152")  # in the order of Table II
 CLOSE = 0.1  # the allowed difference of two exact exponents

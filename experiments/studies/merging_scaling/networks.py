@@ -146,8 +146,8 @@ def finetune(
 ) -> tuple[PyTree, PyTree]:
     """Fine-tunes an expert for each task with SGD, and its twin with one sample replaced.
 
-    In every step an expert and its twin draw samples with the same indices. At index 0 the twin
-    uses a sample that no expert has.
+    In every step an expert and its twin draw samples with the same indices. At index 0, the twin
+    uses a sample that is not used by any expert.
 
     - `config`: the config (static).
     - `batch`: samples per step (static).
@@ -157,14 +157,14 @@ def finetune(
 
     It returns the experts and their twins, each in leaves of shape (replicate, task, m, ...).
     """
-    # Training continues from each mark to the next, so longer runs contain shorter ones.
+    # Training continues from each mark to the next, so that longer runs contain shorter ones.
     spans = jnp.stack([jnp.roll(marks, 1).at[0].set(0), marks], 1)
 
     def of_task(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
         def step(k: Array, pair: PyTree) -> PyTree:
             uniform = jax.random.uniform(jax.random.fold_in(key, k), (batch,))
             place = jnp.minimum((uniform * samples).astype(int), samples - 1)
-            # the twin's first sample is the one that no expert has
+            # the twin's first sample is the one that no expert uses
             places = jnp.stack([place, jnp.where(place == 0, len(labels) - 1, place)])
             descend = partial(_descend, config, rate=rate)
             return jax.vmap(descend)(pair, (images[places], labels[places]))
@@ -177,7 +177,7 @@ def finetune(
         return jax.lax.scan(until, pair, spans)[1]  # [m, 2]
 
     def replicate(start: PyTree, images: Array, labels: Array, key: Array) -> Any:
-        # a task's batches do not depend on how many others there are
+        # a task's batches do not depend on the number of other tasks
         task_keys = jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(len(images)))
         return jax.vmap(partial(of_task, start))(images, labels, task_keys)
 
@@ -213,7 +213,8 @@ def measure(
     """
     tasks = range(len(exam.labels))
     merged = jnp.arange(len(tasks)) < count
-    # the others are the base, which contributes nothing: one compilation for all counts
+    # the others are the base, which contributes nothing, so that one compilation is sufficient for
+    # all counts
     models = [
         jax.tree.map(lambda b, x, i=i: jnp.where(merged[i], x[i], b), base, experts) for i in tasks
     ]
@@ -257,7 +258,7 @@ def measure(
     squares = jax.tree.map(
         lambda a, b: jnp.sum((a - b).reshape(len(a), -1) ** 2, 1), experts, twins
     )
-    # Definition 2: the mean over the perturbed expert; the average moves by that expert's share
+    # Definition 2: the mean over the perturbed expert; the average moves by that expert's weight
     stability = (weights / count**2) @ sum(jax.tree.leaves(squares))
     names = ("loss", "accuracy", "train_loss")
     return {**dict(zip(names, graded, strict=True)), "stability": stability, "merged": ways[0]}

@@ -32,7 +32,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     attributes. With pre-trained networks instead of the MLP, it returns the dataset of
     `experts.measured`.
 
-    It raises `DataError` if the data cannot be read or do not suffice.
+    It raises `DataError` if the data cannot be read or are not sufficient.
     """
     if config.experts.network != "none":
         return experts.measured(config, stage)

@@ -45,7 +45,7 @@ def measure(config: Config, key: Array) -> dict[str, Any]:
     rows = []
     for i, law in enumerate(LAWS):
         values = config.values(law)
-        # `scaling` uses the first N of its tasks, so it needs the largest number of them.
+        # `scaling` uses the first N of its tasks, so it requires the largest number of them.
         widest = quadratics(config, law, values[-1])
         predicted = scaling(widest, law, values)
         row = {

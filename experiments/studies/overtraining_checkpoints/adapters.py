@@ -1,6 +1,6 @@
 """Adapters of low rank (LoRA) for the matrices of transformer blocks.
 
-If a rank is given, `measure.fine_tune` trains them instead of all weights.
+If a rank is given, `measure.fine_tune` trains these instead of all weights.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from sail_jax.trees import path_str
 
-# The matrices that get an adapter: not embeddings, the output layer or a GPT's positions.
+# The matrices with an adapter: not embeddings, the output layer or a GPT's positions.
 _MATRIX = re.compile(r"block_\d+/\w+/kernel")
 
 
@@ -22,7 +22,7 @@ class LoRA:
     """Adds a trainable product of low rank to every matrix of a network's blocks.
 
     A matrix W becomes W + (alpha / rank) A B. Initially A is random and B is 0, so the network is
-    unchanged. An instance is hashable and serves as the `join` of `training.together`.
+    unchanged. An instance is hashable, and can be the `join` of `training.together`.
 
     Attributes:
       rank: The number of columns of A and of rows of B, at least 1.
@@ -47,7 +47,8 @@ class LoRA:
           with variance 1 / inputs, and "B" `(rank, outputs)`, which is 0. Both are float32.
 
         Raises:
-          ValueError: If the rank exceeds the smaller side of a matrix. The message has its name.
+          ValueError: If the rank exceeds the smaller side of a matrix. The message contains its
+            name.
         """
         own = {}
         for path, leaf in jax.tree.leaves_with_path(params):
@@ -95,7 +96,7 @@ class LoRA:
 def _sizes(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
     """Returns the numbers of rows and columns of a kernel as a matrix [in, out].
 
-    Heads have their own axis: an input axis of attention's output projection, and an output axis of
+    Heads are a separate axis: an input axis of attention's output projection, and an output axis of
     queries, keys and values.
     """
     reads = len(shape) - 1 if name.endswith("o/kernel") else 1

@@ -20,7 +20,7 @@ Deviation = Literal["module", "stated"]
 class Series:
     """The training of a series of checkpoints if none are given.
 
-    They belong to one training. Its learning rate falls to 0 at the largest budget.
+    They belong to one training. Its learning rate decays to 0 at the largest budget.
     """
 
     budgets: Rising[Natural] = tuple(2**k for k in range(16, 22))
@@ -71,7 +71,7 @@ class Tuning(Epochs):
 class Benchmarks:
     """Multiple-choice questions that a network answers before and after fine-tuning.
 
-    They are out of the task's distribution (the paper's OOD).
+    They are outside the task's distribution (OOD in the paper).
     """
 
     files: tuple[str, ...] = ()
@@ -127,7 +127,8 @@ class Config:
                 f"got {self.model.mup}"
             )
         count = len(self.series.budgets if self.checkpoints is None else self.checkpoints)
-        # Presets have an empty tuple, for the user to fill. `run` refuses it with an explanation.
+        # Presets have an empty tuple, to be replaced by the user. `run` rejects it with an
+        # explanation.
         if self.checkpoints is not None and 0 < count < 3:
             raise ValueError(f"checkpoints must be 3 or more folders; got {count}")
         if self.tokens is not None and count and len(self.tokens) != count:

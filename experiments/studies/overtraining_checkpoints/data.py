@@ -1,4 +1,4 @@
-"""The data that `overtraining_checkpoints` reads before any measurement.
+"""Data that `overtraining_checkpoints` reads before any measurement.
 
 These are the checkpoints' configurations, held-out text of pre-training, instructions, and
 multiple-choice questions. `measure` reads the weights, one checkpoint at a time.
@@ -87,9 +87,9 @@ def network(config: Config, paths: Sequence[str]) -> nn.Module:
       The module, without parameters.
 
     Raises:
-      ValueError: If a folder has no readable config.json or describes a model that our modules do
-        not compute, if two checkpoints differ in more than their weights, or if the first has fewer
-        positions than `config.model.context`.
+      ValueError: If a folder has no readable config.json or describes a model that the modules
+        cannot represent, if two checkpoints differ in more than their weights, or if the first has
+        fewer positions than `config.model.context`.
     """
     modules = [module_of(read_config(path)) for path in paths]
     for path, module in zip(paths, modules, strict=True):
@@ -118,7 +118,7 @@ def budgets(config: Config, paths: Sequence[str]) -> tuple[np.ndarray, str]:
       The numbers, ascending floats `(checkpoint,)`, and their unit: "tokens" or "order".
 
     Raises:
-      ValueError: If the numbers in the folders' names do not ascend.
+      ValueError: If the numbers in the folders' names do not increase.
     """
     if config.checkpoints is None or config.tokens is not None:
         return np.asarray(config.tokens or config.series.budgets, float), "tokens"
@@ -139,7 +139,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
       config: The settings.
       vocab: Size of the network's vocabulary.
       end: Tokens that end a response. If there are none, a new line ends the offline text, and
-        nothing ends others.
+        other texts have no end.
 
     Returns:
       The data.
@@ -147,7 +147,7 @@ def load(config: Config, vocab: int, end: Sequence[int] = ()) -> Data:
     Raises:
       ValueError: If text needs a tokenizer and there is none, a token is not in the vocabulary, the
         text has another vocabulary, there are too few examples or blocks of held-out text, or a
-        benchmark has no questions left, or one with answers that leave no place for the question.
+        benchmark has no questions left, or one whose answers leave no room for the question.
       DataError: If files are missing or damaged. It is a `ValueError`.
     """
     tune, context = config.tune, config.model.context

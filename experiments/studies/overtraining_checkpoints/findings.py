@@ -1,4 +1,4 @@
-"""Verdicts on the paper's claims about checkpoints of one training, from the dataset alone."""
+"""Verdicts on the paper's claims about checkpoints of one training, from the dataset."""
 
 import numpy as np
 import xarray as xr
@@ -104,7 +104,7 @@ def _tuned(dataset: xr.Dataset, task: str) -> list[Finding]:
     top, by = rates_by_others(dataset, choose).isel(task=0, drop=True), _steps(dataset)
     grows = at_chosen(forgotten(one), top, slope)
     best = best_rate(dataset).isel(task=0, drop=True)
-    # The tuned rate is chosen on validation examples and judged on others.
+    # The tuned rate is chosen on validation examples and evaluated on others.
     lost, own = (
         last_costs(at_best(dataset, dataset[name]).isel(task=0, drop=True))
         for name in ("tuned_base", "tuned_test")
@@ -193,7 +193,7 @@ def table(dataset: xr.Dataset) -> list[tuple[str, ...]]:
 def _perplexity(loss: xr.DataArray) -> str:
     """Formats the perplexity of a mean loss over repetitions, with its standard error.
 
-    The error is the loss's error times the perplexity, its derivative.
+    The error is that of the loss times the perplexity, its derivative.
     """
     mean, error = (float(x) for x in mean_and_error(loss))
     # exp(710) is beyond the largest float

@@ -1,4 +1,4 @@
-"""The stages of `overtraining_checkpoints`: one checkpoint is read, changed and measured.
+"""The stages of `overtraining_checkpoints`: each reads, changes and measures one checkpoint.
 
 `run` decides which checkpoints, tasks and learning rates are computed together.
 """
@@ -39,9 +39,10 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     - "base": the loss on held-out text without noise, `(seed,)`.
     - "noisy": its mean over draws of noise, `(seed, gamma)`.
     - "before": the loss on each task's test examples without noise, `(task, seed)`.
-    - "answers": the share of right answers without noise, `(benchmark,)`; only with benchmarks.
+    - "answers": the fraction of correct answers without noise, `(benchmark,)`; only with
+      benchmarks.
 
-    Raises `ValueError` if the weights are missing, damaged or do not fit config.json, or as
+    Raises `ValueError` if the weights are missing, damaged or do not match config.json, or as
     `deviations`.
 
     References:
@@ -54,7 +55,8 @@ def perturb(config: Config, net: nn.Module, data: Data, path: str) -> dict[str, 
     noisy = np.zeros((config.replicates, len(config.gammas)))
     for k, held in enumerate(data.held_out):
         for draw in range(config.draws):
-            # One epsilon for all sizes and checkpoints, so differences do not come from the draw.
+            # One epsilon for all sizes and checkpoints, so that differences do not come from the
+            # draw.
             key = jax.random.key(seeded(config, 3, k, draw))
             for i, gamma in enumerate(config.gammas):
                 moved = _noisy(params, deviation, key, gamma)
@@ -69,7 +71,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
     """Computes the standard deviations of the noise, those of the initial weights.
 
     `config.deviation` selects them: measured on initial weights of our module ("module"), or the
-    initializer_range of the checkpoint's config.json ("stated"). As stated, GPT-2's output
+    initializer_range of the checkpoint's config.json ("stated"). In the latter case, GPT-2's output
     projections of attention and MLP have 1 / sqrt(2 layers) of it.
 
     Args:
@@ -98,7 +100,7 @@ def deviations(config: Config, net: nn.Module, path: str) -> PyTree:
         0."""
         name = path_str(where)
         matrix = name.endswith(("kernel", "embedding", "position_embed"))
-        # GPT-2 divides what adds to the stream by the root of how often that happens
+        # GPT-2 divides the terms added to the stream by the square root of their number
         adds = isinstance(net, GPT) and name.endswith(("o/kernel", "out/kernel"))
         scale = 1 / math.sqrt(2 * net.layers) if adds else 1.0
         return jnp.float32(told * scale * matrix)
@@ -130,7 +132,7 @@ def _mean_loss(net: nn.Module, at_once: int, params: PyTree, batch: Batch) -> fl
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _answered(net: nn.Module, params: PyTree, packed: Packed, at_once: int) -> Array:
-    """Computes the share of right answers to one benchmark."""
+    """Computes the fraction of correct answers to one benchmark."""
     apply: Any = lambda tokens: net.apply({"params": params}, tokens)  # noqa: E731
     return choice_scores.answered(apply, packed, batch_size=at_once)
 
@@ -138,7 +140,7 @@ def _answered(net: nn.Module, params: PyTree, packed: Packed, at_once: int) -> A
 def _answers(
     net: nn.Module, params: PyTree, data: Data, at_once: int
 ) -> Float[np.ndarray, " benchmark"]:
-    """Computes the share of right answers to each benchmark."""
+    """Computes the fraction of correct answers to each benchmark."""
     asked = data.benchmarks.values()
     return np.array([float(_answered(net, params, packed, at_once)) for packed in asked])
 
@@ -160,7 +162,7 @@ def fine_tune(
     some: Sequence[tuple[int, int]],
     folder: Path | None,
 ) -> dict[str, np.ndarray]:
-    """Fine-tunes a checkpoint on a task, several times side by side, and measures the results.
+    """Fine-tunes a checkpoint on a task, several times in parallel, and measures the results.
 
     Args:
       config: The settings.
@@ -179,10 +181,10 @@ def fine_tune(
       - "base": the loss on held-out text of pre-training, `(run,)`.
       - "validation" and "test": the loss on these examples of the task, `(run,)`.
       - "distance": the Euclidean distance from the checkpoint's parameters, `(run,)`.
-      - "answers": the share of right answers, `(run, benchmark)`; only with benchmarks.
+      - "answers": the fraction of correct answers, `(run, benchmark)`; only with benchmarks.
 
     Raises:
-      ValueError: If the weights are missing, damaged or do not fit config.json, or the rank of
+      ValueError: If the weights are missing, damaged or do not match config.json, or the rank of
         adapters is too large for a matrix.
 
     References:
@@ -190,13 +192,13 @@ def fine_tune(
     """
     tune, params = config.tune, load_pretrained(path).variables["params"]
     top, steps = tune.rates[-1], tune.steps()
-    # AdamW's decays are PyTorch's, without weight decay (Table 2); a member's rate is a share of
+    # AdamW's decays are PyTorch's, without weight decay (Table 2); a member's rate is a fraction of
     # the highest one
     optimizer = Optimizer(
         Schedule(top, steps, tune.warmup), members=tuple(tune.rates[i] / top for _, i in some)
     )
     how = Training(optimizer, config.memory.micro_batches, config.compute)
-    # All rates and checkpoints use examples in the same order, which only differs between
+    # All rates and checkpoints use examples in the same order, which differs only between
     # repetitions.
     orders = {k: seeded(config, 5, k) for k, _ in some}
 
@@ -236,5 +238,5 @@ def fine_tune(
 
 @partial(jax.jit, static_argnums=0)
 def _joined(adapters: LoRA, params: PyTree, own: PyTree) -> PyTree:
-    """Adds trained adapters to the parameters, compiled."""
+    """Adds trained adapters to the parameters, in a compiled function."""
     return adapters(params, own)

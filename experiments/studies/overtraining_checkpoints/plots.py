@@ -34,7 +34,7 @@ def _checkpoints(ax: Axes, dataset: xr.Dataset) -> None:
     values, labels = dataset["budget"].values, named(dataset)
     if dataset.attrs["unit"] == "tokens":
         ax.set_xscale("log")
-        # Of labels closer than a quarter of the axis, one is enough.
+        # Of labels closer than a quarter of the axis, one is sufficient.
         place, least = np.log(values), np.log(values[-1] / values[0]) / 4
     else:
         place, least = values, (values[-1] - values[0]) / 4
@@ -130,7 +130,7 @@ def _fine_tuning(dataset: xr.Dataset) -> Figure:
 
 
 def _benchmarks(dataset: xr.Dataset) -> Figure:
-    """Draws the share of right answers before and after tuned fine-tuning (Figure 2)."""
+    """Draws the fraction of correct answers before and after tuned fine-tuning (Figure 2)."""
     names, tasks = dataset["benchmark"].values, dataset["task"].values
     figure, axes = style.figure(1, len(names), width=3.7, height=3.1)
     after = at_best(dataset, dataset["tuned_answers"])

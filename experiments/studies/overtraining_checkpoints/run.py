@@ -1,4 +1,4 @@
-"""The run of `overtraining_checkpoints`: its order of stages, and the dataset that they make."""
+"""The run of `overtraining_checkpoints`: its order of stages, and the resulting dataset."""
 
 import contextlib
 import itertools
@@ -29,7 +29,7 @@ from experiments.training import sharding
 T = TypeVar("T")
 Arrays = Mapping[str, np.ndarray]
 
-# Measurements of `measure.fine_tune` that do not need benchmarks.
+# Measurements of `measure.fine_tune` that do not require benchmarks.
 FOUND = ("base", "validation", "test", "distance")
 
 
@@ -46,7 +46,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     - `tuned_*`, `(task, budget, seed, rate)`: the results of `measure.fine_tune`.
     - `unigram`: the loss of predicting each token from its frequency alone.
     - `answers`, `(budget, benchmark)`, and `tuned_answers`, `(task, budget, seed, rate,
-      benchmark)`: the shares of right answers, only with benchmarks.
+      benchmark)`: the fractions of correct answers, only with benchmarks.
     The attributes are the number of `parameters`, the `rank` of adapters (0 without), the
     `source` ("folders" or "series") and the `unit` of budgets ("tokens" or "order").
     """
@@ -83,7 +83,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _refusing(compute: Callable[..., T]) -> Callable[..., T]:
-    """Wraps a stage's computation: its ValueErrors, about checkpoints, become DataErrors."""
+    """Wraps a stage's computation: its ValueErrors about checkpoints become DataErrors."""
 
     def computed(*arguments: object) -> T:
         """Computes the stage."""
@@ -94,7 +94,7 @@ def _refusing(compute: Callable[..., T]) -> Callable[..., T]:
 
 
 def _given(config: Config) -> Sequence[str]:
-    """Returns the config's folders; an empty list, as in presets, is refused."""
+    """Returns the config's folders; rejects an empty list, as in presets."""
     if not config.checkpoints:
         with refused():
             raise ValueError(

@@ -35,9 +35,9 @@ def train(
 ) -> PyTree:
     """Trains a network once and keeps its parameters after each budget of tokens.
 
-    There is one schedule. It rises over the first tenth of the steps to the last budget and then
-    falls to 0, so only the last checkpoint has reached its end. A budget is rounded down to whole
-    steps.
+    There is a single schedule: it increases over the first tenth of the steps to the last budget
+    and then decays to 0, so only the last checkpoint has reached its end. A budget is rounded down
+    to whole steps.
 
     Args:
       config: The settings; `config.series` has the budgets and the learning rate.
@@ -77,11 +77,11 @@ def write(
 ) -> list[str]:
     """Writes checkpoints as folders in the layout of Hugging Face.
 
-    The names contain the tokens, such as "tokens-65536". A folder that already holds the same
+    The names contain the tokens, such as "tokens-65536". A folder that already contains the same
     network is not changed.
 
     Args:
-      net: The network, a GPT or a Llama of our modules.
+      net: The network, a GPT or a Llama.
       budgets: Tokens that each checkpoint was trained on.
       stacked: The parameters `(budget, ...)`, from `train`.
       folder: The parent of the folders.
@@ -90,7 +90,8 @@ def write(
       The paths of the checkpoints' folders, in the order of the budgets.
 
     Raises:
-      ValueError: If a folder with the name holds another network or something else, or as `export`.
+      ValueError: If a folder with this name contains another network or anything else, or as
+        `export`.
       CheckpointError: If a checkpoint cannot be written. It is a `ValueError`.
     """
     paths = []

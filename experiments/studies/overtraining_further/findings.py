@@ -5,7 +5,7 @@ import xarray as xr
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """States how far simulations are from theory, and which results do not follow it."""
+    """Describes how far simulations are from theory, and which results deviate from it."""
     theory = dataset.decay_time_theory.interp(decay=dataset.cell_decay.values).values
     gap = np.abs(dataset.decay_time.values / theory - 1)
     bits = dataset.bits_time_theory.sel(law="independent").interp(real_bits=dataset.bits.values)

@@ -51,7 +51,7 @@ def _legend(ax: Axes, **options: Any) -> None:
 
 
 def _best_time(dataset: xr.Dataset) -> Figure:
-    """Draws modes worth learning, and when to stop, by the decay of the spectrum."""
+    """Draws the number of modes worth learning, and when to stop, by the decay of the spectrum."""
     figure, (modes, time) = _figure(2, sharex=True)
     look: dict[str, Any] = {"color": style.PALETTE[0], "label": "theory"}
     modes.plot(dataset.decay, dataset.decay_modes_theory, "--", **look)

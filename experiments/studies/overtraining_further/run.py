@@ -55,7 +55,6 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
       label noise; theory's is for the minimum near the networks.
     - `anneal_theory`, `(rate,)`, `anneal` and `anneal_error`, `(cell_rate,)`: the increase of
       a^2 + b^2 by a decay.
-      raises a^2 + b^2.
     """
     data = {
         **stage("decay, theory", partial(_decay_theory, config)),
@@ -141,7 +140,7 @@ def _real_bits(config: Config) -> np.ndarray:
 
 
 def _span(config: Config) -> float:
-    """Returns the range of the weights: none exceeds sqrt(sigma_1)."""
+    """Returns the range of the weights, at most sqrt(sigma_1) in size."""
     return 2 * sqrt(config.scale)
 
 
@@ -176,7 +175,7 @@ def _decay(config: Config) -> dict[str, np.ndarray]:
     d, gamma, times, counts = config.decay.d, _gamma(config), [], []
     for i, decay in enumerate(config.decay.decays):
         sigma = _spectrum(config, d, decay)
-        # Until a mode at the threshold is learned, and half as long again.
+        # 1.5 times the time until a mode at the threshold is learned.
         end = 0.75 * config.tau / min(config.decay.threshold, config.scale)
         run = _trained(config, d, decay, end, mirrored=False)
         after = matrices.add_noise(_generator(config, 1, i), run, gamma, config.decay.draws)
@@ -224,7 +223,8 @@ def _bits_theory(config: Config) -> dict[str, np.ndarray]:
     sigma, rows = _spectrum(config, d, decay), []
     with jax.enable_x64(True):
         noise = np.asarray(quantised.rounding_noise(_real_bits(config), _span(config)))
-    # Mirrored errors count as independent ones with 4d + 2 instead of 2d times their variance.
+    # Mirrored errors are equivalent to independent ones with 4d + 2 instead of 2d times their
+    # variance.
     for factor in (1.0, sqrt(2 + 1 / d)):
         rows.append([best_time.best_time(sigma, d, float(factor * g), config.tau) for g in noise])
     return {"bits_time_theory": np.array(rows)}
@@ -380,7 +380,7 @@ def _anneal(config: Config) -> dict[str, np.ndarray]:
     theory = [label_noise.annealing_rise(float(r), 1.0, 0.0, 1.0) for r in _anneal_rates(config)]
     found, one = [], np.ones((part.singles, 1, 1))
     for i, rate in enumerate(part.rates):
-        # Twenty times what the fluctuations, of pace 4 rate, need to forget the initial state.
+        # Twenty times the time in which the fluctuations, of rate 4 rate, forget the initial state.
         skipped = int(np.ceil(5 / rate))
         rates = np.full(skipped + part.averaged, rate)
         sums = np.zeros(part.singles)

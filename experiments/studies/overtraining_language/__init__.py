@@ -13,8 +13,8 @@ The loss on held-out text of pre-training is measured afterwards. It is compared
 predictions (Figs. 9, 10) and with the theory of two-layer linear networks. Losses are in nats per
 token: the logarithm of the perplexity.
 
-The paper's text does not give the sizes of the noise, its two signs and the number of draws, so
-they are our choice. Adam's decays in fine-tuning are the same as in pre-training. The paper uses
-muP and stops early by the number of fine-tuning epochs. Its presets do the same, with muP by
-`experiments.training.mup`, but stop within one training.
+The paper's text does not specify the sizes of the noise, its two signs and the number of draws, so
+they are chosen here. Adam's decays in fine-tuning are the same as in pre-training. The paper uses
+muP and early stopping by the number of fine-tuning epochs. The presets for it do the same, with muP
+by `experiments.training.mup`, but stop within one training.
 """

@@ -1,4 +1,4 @@
-"""Verdicts on the paper's claims about overtrained language models, from the dataset alone."""
+"""Verdicts on the paper's claims about overtrained language models, from the dataset."""
 
 from typing import Any
 
@@ -23,9 +23,9 @@ from experiments.studies.shared.language_rates import (
 
 PAPER = "overtrained"
 SCALE = "OLMo-30M, 4B to 128B tokens of C4; curves, no printed numbers"
-# The difference of the exponent that "approximately proportional" allows.
+# The difference of the exponent allowed by "approximately proportional".
 NEAR = 0.1
-# The ratio that "independent" allows.
+# The ratio allowed by "independent".
 SAME = 1.25
 
 
@@ -35,7 +35,7 @@ def perturbed(dataset: xr.Dataset) -> xr.DataArray:
 
 
 def falls_with(loss: xr.DataArray, dim: str) -> xr.DataArray:
-    """Computes how fast the budget of least loss falls as another quantity grows."""
+    """Computes how fast the budget with the smallest loss decreases as another quantity grows."""
     return -slope(log2(loss.idxmin("budget")), dim)
 
 

@@ -164,7 +164,7 @@ def _fine_tuning(dataset: xr.Dataset) -> Figure:
             if row == "own":
                 before = dataset["tuned_before"].sel(task=name).isel(rate=0)
                 mean = mean_and_error(before.transpose("seed", "budget"))[0]
-                # The loss before may be far above: it gets at most as much space as the others.
+                # The loss before may be much larger: it gets at most as much space as the others.
                 low, high = ax.get_ylim()
                 ax.plot(dataset["budget"], mean, color=style.INK, ls="--", marker="s", ms=3, lw=1.3)
                 ax.set_ylim(low, min(ax.get_ylim()[1], high + (high - low)))
@@ -230,9 +230,9 @@ def _tuned_rate(dataset: xr.Dataset) -> Figure:
 
 
 def _inflection(dataset: xr.Dataset) -> Figure:
-    """Draws the budget of least loss by the size of noise and by the rate of fine-tuning.
+    """Draws the budget with the smallest loss by the size of noise and by the rate of fine-tuning.
 
-    Below is the time of least loss of two-layer linear networks.
+    Below is the corresponding time of two-layer linear networks.
     """
     figure, ((left, right), (under, beside)) = style.figure(2, 2, width=3.6, height=2.7)
     _budgets(left, perturbed(dataset), "noise", style.PALETTE[0], "o-")
@@ -346,7 +346,7 @@ def _hessian(dataset: xr.Dataset) -> Figure:
             lower.plot(at[dim], ratio, "o-", color=color, ms=3, lw=1.3)
         highest = float(part[f"{name}_increase"].mean("seed").max())
         lowest = min(0.0, float(part[f"{name}_increase"].mean("seed").min()))
-        # The axis suits the increases; predictions far above them are cut off.
+        # The axis is chosen for the increases; predictions far above them are clipped.
         upper.set(ylim=(1.4 * lowest, 1.6 * highest), title=title)
         lower.axhline(1, color=style.INK, lw=0.8)
         lower.set(xlabel=label, ylim=(0, 3))

@@ -85,7 +85,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _check(config: Config, name: str, task: tasks.Task) -> None:
-    """Checks that a task's examples are enough steps; a file may have too few examples."""
+    """Checks that a task's examples give enough steps; a file may have too few examples."""
     try:
         config.tune.check_steps(len(task.learn.tokens))
     except ValueError as error:

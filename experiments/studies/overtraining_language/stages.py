@@ -1,6 +1,6 @@
 """The stages of `overtraining_language`, which train, perturb or fine-tune some of its models.
 
-Each stage processes several models side by side. `run` decides which, and `training` trains them.
+Each stage processes several models in parallel. `run` decides which, and `training` trains them.
 """
 
 from collections.abc import Sequence
@@ -119,7 +119,7 @@ def perturb(
     bases: Sequence[PyTree],
     some: Sequence[int],
 ) -> dict[str, np.ndarray]:
-    """Measures how much Gaussian noise raises the pre-training loss of some models.
+    """Measures how much Gaussian noise increases the pre-training loss of some models.
 
     Args:
       config: The settings.
@@ -197,21 +197,21 @@ def fine_tune(
       folder: Directory for checkpoints, from which a killed training continues. None stores none.
 
     Returns:
-      Measurements of each run. The scales lead from the model to its fine-tuned version.
+      Measurements of each run. The scales interpolate from the model to its fine-tuned version.
       - "increase": the increase of the pre-training loss, `(run, scale)`.
       - "predicted": the same by first and second derivatives, `(run, scale)`.
       - "distance": the L2 norm of the change of all parameters, `(run,)`.
       - "before" and "test": the loss on the task's test sequences before and after, `(run,)`.
       - "validation": the loss on its validation sequences afterwards, `(run,)`.
       - "epoch": the number of epochs after which training was stopped, `(run,)`; only with
-        `config.tune.early_stopping`, which uses the epoch of least validation loss.
+        `config.tune.early_stopping`, which uses the epoch with the smallest validation loss.
       The task's losses are `training.own_losses`.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Figures 4 to 6, 8 and 10.
     """
     tune, examples = config.tune, len(task.learn.tokens)
-    # One schedule with the largest rate. Every run uses its share of that rate.
+    # One schedule with the largest rate. Every run uses a fraction of that rate.
     steps, top = tune.steps(examples), tune.rates[-1]
     schedule = Schedule(top, steps, round(tune.warmup * steps), tune.decay, cooldown=tune.cooldown)
     shares = tuple(tune.rates[rate] / top for _, rate in some)
@@ -261,7 +261,7 @@ def fine_tune(
 @partial(jax.jit, static_argnums=(0, 1))
 def _tuned(net, at_once, held_out, task, scales, before, after) -> dict[str, jax.Array]:
     """Measures stacked models before and after fine-tuning."""
-    # Both sets in one pass; the first `count` results belong to the validation set.
+    # Both sets in one pass; the first `count` results are those of the validation set.
     loss, count = training.mean_loss(net), len(task.validation.tokens)
     examples = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), task.validation, task.test)
 

@@ -19,5 +19,5 @@ hurts (Definition 4.2, in continuous time). The diagrams are:
 
 The pre-training task has singular values sigma_i = scale i^-decay. The fine-tuning task has the
 same singular vectors. Its singular values are sigma_i for i <= kept, and ratio sigma_i beyond.
-Both layers begin as e^{-tau} I.
+Both layers start at e^{-tau} I.
 """

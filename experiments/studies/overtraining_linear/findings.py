@@ -8,12 +8,12 @@ COSTS = 1e-3
 
 
 def best_times(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Finds the times after which the loss of trained networks no longer falls.
+    """Finds the times after which the loss of trained networks no longer decreases.
 
-    Returns for each row of networks the computed time with the least mean loss. It also returns the
-    nearest times before and after it with a significantly greater loss (by more than the standard
-    error of the difference), or the ends of the range. The result is NaN if the last loss is the
-    least one: then more pre-training was not seen to hurt.
+    Returns for each row of networks the computed time with the smallest mean loss. It also returns
+    the closest times before and after it with a significantly larger loss (by more than the
+    standard error of the difference), or the ends of the range. The result is NaN if the last loss
+    is the smallest one, so that more pre-training did not hurt.
     """
     times, mean = dataset.cell_x.values, dataset.loss_mean.values
     error = dataset.loss_std.values / np.sqrt(dataset.attrs["seeds"])

@@ -32,8 +32,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     Returns the dataset. Closed forms are on a fine grid, `(row, x)`, and simulations on a coarse
     one, `(cell_row, cell_x)`. x is the pre-training time, or the decay in "misalignment".
     - `loss_theory` and `tuned_theory`: the pre-training loss and the fine-tuning loss afterwards.
-      In "misalignment" both are costs instead: how much the last of pre-training adds to each loss,
-      in units of |A|^2. In "sensitivity" they are the increase of the loss by noise, and its
+      In "misalignment" both are costs instead: how much the last part of pre-training adds to each
+      loss, in units of |A|^2. In "sensitivity" they are the increase of the loss by noise, and its
       quadratic prediction.
     - `loss_mean`, `loss_std`, `tuned_mean` and `tuned_std`: means and standard deviations of the
       same over simulated networks.
@@ -109,8 +109,8 @@ def closed_forms(config: Config) -> Mapping[str, np.ndarray]:
       Arrays as in `run`:
       - "loss" and "tuned", `(row, x)`.
       - "trace" and "sharpness" of the Hessian, `(x,)`, in "sensitivity".
-      - "inflection", `(row,)`, the time of least loss, NaN if this is the last time; not in
-        "misalignment" and "sensitivity".
+      - "inflection", `(row,)`, the time with the smallest loss, NaN if this is the last time; not
+        in "misalignment" and "sensitivity".
       - "fixed", `(rate, kind, x)`, in "trade_off".
     """
     x, rows = _axis(config, config.points), _rows(config, config.points)
@@ -173,10 +173,10 @@ def _noisy(
 
 
 def _cost(config: Config, decay: float, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Computes the increase of both losses by the last of pre-training, in units of |A|^2, [row].
+    """Computes the increase of both losses by the end of pre-training, in units of |A|^2, [row].
 
-    The row is the ratio of singular values. Each loss at the end is compared with its least value
-    on the way.
+    The row is the ratio of singular values. Each loss at the end is compared with its smallest
+    value before.
     """
     sigma = config.tasks.spectrum(decay)
     times = config.tasks.times(sigma, LEGS)
@@ -196,7 +196,7 @@ def _column(config: Config, key: jax.Array, i: int) -> dict[str, np.ndarray]:
 
 
 def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.ndarray]:
-    """Trains networks by stochastic gradient descent, and perturbs or fine-tunes them on the way.
+    """Trains networks by stochastic gradient descent, and perturbs or fine-tunes them in between.
 
     Args:
       config: The diagram and its settings.
@@ -211,8 +211,8 @@ def simulate(config: Config, key: jax.Array, sigma: np.ndarray) -> dict[str, np.
     times = config.tasks.times(sigma, LEGS if config.diagram == "misalignment" else cells[1])
     legs = np.diff(times, prepend=0.0)
     rows = _rows(config, cells[0])
-    # Every leg has equally many steps, so one compiled program serves all. The longest leg then has
-    # about the learning rate `networks.rate`, and shorter ones a smaller rate.
+    # Every leg has the same number of steps, so that one compiled program is sufficient. The
+    # longest leg then has about the learning rate `networks.rate`, and shorter ones a smaller rate.
     network = partial(_network, config, int(np.ceil(legs.max() / config.networks.rate)))
     keys = jax.random.split(key, config.networks.seeds)
     targets = np.stack([config.tasks.target(sigma, ratio) for ratio in _ratios(config, rows)])
@@ -240,13 +240,14 @@ def _rates(config: Config, rows: np.ndarray, times: np.ndarray) -> np.ndarray:
 def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[str, jax.Array]:
     """Trains one network leg by leg, and perturbs or fine-tunes it from the end of each leg.
 
-    `grid` holds the singular values, the fine-tuning targets [row, d], learning rates [row, time],
-    rows and the lengths of the legs. Returns both losses, [row, time].
+    `grid` contains the singular values, the fine-tuning targets [row, d], learning rates [row,
+    time], rows and the lengths of the legs. Returns both losses, [row, time].
     """
     sigma, targets, rates, rows, legs = grid
     rotation, pre, post, noise = jax.random.split(key, 4)
     U = linalg.orthogonal(rotation, config.tasks.d)
-    # Symmetric, so the initial weights, a multiple of the identity, are aligned with every mode.
+    # Symmetric, so that the initial weights, a multiple of the identity, are aligned with every
+    # mode.
     task = (U * sigma) @ U.T
 
     def train(layers: Layers, leg: tuple[jax.Array, jax.Array]):
@@ -277,7 +278,7 @@ def _network(config: Config, steps: int, key: jax.Array, grid: tuple) -> dict[st
             kinds = [loss(layers, a) for a in (task, ft)]
         return {"loss": kinds[0], "tuned": kinds[1]}
 
-    # [row, time]: all rows go on from the same path
+    # [row, time]: all rows continue from the same path
     over_times = jax.vmap(tune, (0, None, 0, None))
     measured = jax.vmap(over_times, (None, 0, 0, 0))(path, targets, rates, rows)
     if config.diagram == "sensitivity":

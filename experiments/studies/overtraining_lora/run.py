@@ -33,7 +33,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     - `end_theory`, `(tuned, learned)`, and `end`, `(seed, tuned, learned)`: the pre-training loss
       at the end of fine-tuning, by the number of learned modes before it.
     - `half_theory`, `(place, share)`, and `half`, `(place, cell_share)`: the time until half of the
-      change of one mode, which was pre-trained to a share of its fine-tuning target.
+      change of one mode, which was pre-trained to a fraction of its fine-tuning target.
     """
     theory = stage("closed forms", partial(closed_forms, config))
     networks_ = stage("networks", partial(over_time, config))
@@ -60,7 +60,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _shares(points: int) -> np.ndarray:
-    """Returns how far a mode was pre-trained, as shares of its fine-tuning target."""
+    """Returns how far a mode was pre-trained, as fractions of its fine-tuning target."""
     return np.linspace(0.05, 0.9, points)
 
 
@@ -96,7 +96,7 @@ def closed_forms(config: Config) -> dict[str, np.ndarray]:
 
 
 def over_time(config: Config) -> dict[str, np.ndarray]:
-    """Pre-trains networks by SGD and fine-tunes them or adapters on the way: "lost" and "left"."""
+    """Pre-trains networks by SGD and fine-tunes them or adapters in between: "lost" and "left"."""
     sigma = config.tasks.spectrum()
     legs = np.diff(config.tasks.times(sigma, config.networks.times), prepend=0.0)
     steps = int(np.ceil(legs.max() / config.networks.rate))
@@ -111,7 +111,8 @@ def _network(config: Config, steps: int, key: jax.Array, legs: jax.Array) -> dic
     sigma = config.tasks.spectrum()
     rotation, pre, post = jax.random.split(key, 3)
     U = linalg.orthogonal(rotation, d)
-    # Symmetric, so the initial weights, a multiple of the identity, are aligned with every mode.
+    # Symmetric, so that the initial weights, a multiple of the identity, are aligned with every
+    # mode.
     of_pre, of_ft = ((U * s) @ U.T for s in (sigma, config.tasks.target(sigma)))
     batches = jax.random.normal(post, (adapter.steps, batch, d))
     rate = adapter.time / adapter.steps
@@ -180,7 +181,7 @@ def halfway(config: Config) -> dict[str, np.ndarray]:
 
         half = []
         for place, longest in zip(PLACES, expected, strict=True):
-            # The closed form only decides the time of observation.
+            # The closed form only determines the time of observation.
             times = np.linspace(0.0, 1.5 * longest, WATCHED)[1:]
             over = jax.jit(jax.vmap(partial(path, place), (0, None)))
             y = np.asarray(over(jnp.asarray(share), jnp.asarray(times)))[..., 0, 0]

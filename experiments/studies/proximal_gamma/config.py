@@ -22,7 +22,7 @@ from experiments.studies.shared.gamma_sweep import Line, Start
 
 
 def _from_zero(shares: tuple[float, ...]) -> tuple[float, ...]:
-    """Checks that the shares begin with 0, the case for comparison."""
+    """Checks that the fractions start with 0, the case for comparison."""
     if shares[0] != 0:
         raise ValueError("must begin with 0")
     return shares
@@ -96,7 +96,7 @@ class Sizes:
 
 @config
 class Training:
-    """The training of every model, by Adam at a rate that rises and then stays."""
+    """The training of every model, by Adam with a warmup and a constant rate."""
 
     steps: Natural = 400
     """Steps on a source, and on the target from scratch."""
@@ -157,12 +157,12 @@ class Config:
 
     @property
     def every(self) -> int:
-        """The greatest number of steps that divides all `looks`."""
+        """The largest number of steps that divides all `looks`."""
         return gcd(*self.looks)
 
     @property
     def vocab(self) -> int:
-        """The size of the vocabulary. `training.resolved` has read it if no name implies it."""
+        """The size of the vocabulary, from the name or read by `training.resolved`."""
         vocab = self.data.known_vocab
         assert vocab is not None, "the vocabulary has not been read yet"
         return vocab

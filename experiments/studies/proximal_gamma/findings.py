@@ -64,7 +64,8 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
     They are tested for the first kind of start, after the largest number of steps.
 
     Returns four findings: the sign of the best gamma, the sign of the predicted one, and whether
-    training from the line ends better than training from the mean of the models and from scratch.
+    training from the line is better in the end than training from the mean of the models and from
+    scratch.
     """
     at = dataset.isel(start=0, look=-1)
     told, means = int(dataset["look"][-1]), at["predicted"].sel(way="mmd_mean")

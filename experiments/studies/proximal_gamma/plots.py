@@ -62,7 +62,7 @@ def _map(dataset: xr.Dataset) -> Figure:
 def _loss(dataset: xr.Dataset) -> Figure:
     """Draws loss against gamma (Fig. 2b), one panel below another.
 
-    Looks before training have their own panels, because their losses differ in size. Among the
+    Looks before training have separate panels, because their losses differ in size. Among the
     predicted weights only the paper's has a label; the figure `weights` labels all of them.
     """
     starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
@@ -143,7 +143,7 @@ def _weights(dataset: xr.Dataset) -> Figure:
 
 
 def _distances(dataset: xr.Dataset) -> Figure:
-    """Draws distances between the parts as shares of the largest, with mean standard errors."""
+    """Draws distances between the parts as fractions of the largest, with mean standard errors."""
     at = dataset.isel(alpha=0, beta=0)
     names = dataset["distance"].values.astype(str)
     fig, axes = style.figure(width=6.4, height=1.2 + 0.42 * len(names))

@@ -30,10 +30,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     kind, for `config.overlaps.steps` steps.
 
     Returns a dataset over start and seed: the held-out `loss` by look and gamma, `scratch_loss`,
-    the `best` gamma by look, the `predicted` gamma by distance, and how far the losses there
-    (`excess`) and at gamma = 0, 1/2 and 1 (`end_excess`) are above the lowest. Over alpha and beta:
-    `overlap_loss`, `overlap_best`, `overlap_predicted`, and the distances with their errors. With
-    `tsne`, the `map` of blocks by part.
+    the `best` gamma by look, the `predicted` gamma by distance, and how far the losses at this
+    gamma (`excess`) and at gamma = 0, 1/2 and 1 (`end_excess`) are above the lowest. Over alpha and
+    beta: `overlap_loss`, `overlap_best`, `overlap_predicted`, and the distances with their errors.
+    With `tsne`, the `map` of blocks by part.
     """
     config, data = training.load(config)
     initial = jax.device_get(training.initial(config))

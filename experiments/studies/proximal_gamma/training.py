@@ -1,4 +1,4 @@
-"""Trains and measures for `proximal_gamma`: parts of the text, models, distances and weights.
+"""Trains and measures in `proximal_gamma`: parts of the text, models, distances and weights.
 
 All repetitions are computed at once. `run` calls these functions in its stages.
 """
@@ -59,11 +59,11 @@ def load(config: Config) -> tuple[Config, Data]:
     The thresholds are percentiles of the training blocks, and also apply to the held-out blocks. If
     the target is another text, its blocks are D_t, and the first text has no third part.
 
-    Returns the config, with the size of the vocabulary if only the files have it; and the blocks
-    and their parts.
+    Returns the config, with the size of the vocabulary if it is only known from the files; and the
+    blocks and their parts.
 
-    Raises `DataError` if a text cannot be read, has too few blocks of the config's length, or
-    another vocabulary than the first.
+    Raises `DataError` if a text cannot be read, has too few blocks of the config's length, or a
+    different vocabulary from the first.
     """
     with refused():
         corpus = config.data.read()
@@ -106,7 +106,7 @@ def _check_left(config: Config, parts: text.Parts, high: np.ndarray) -> None:
     """Raises `ValueError` if a text has too few blocks."""
     for field, most in (
         ("held_out", len(high)),
-        # With beta = 1 and alpha = 0 both sources come from the target and have no common block.
+        # With beta = 1 and alpha = 0, both sources come from the target and have no common block.
         ("source", min(*map(len, parts[:2]), len(parts[2]) // 2)),
     ):
         if getattr(config.blocks, field) > most:
@@ -125,14 +125,14 @@ def sources(
     Args:
       config: The config.
       data: The text.
-      alpha: Share of blocks that both sources have in common, in [0, 1].
-      beta: Share of each source's blocks that come from the target, in [0, 1].
+      alpha: Fraction of blocks that both sources have in common, in [0, 1].
+      beta: Fraction of each source's blocks from the target, in [0, 1].
 
     Returns:
       Indices into the blocks.
 
     Raises:
-      ValueError: If `alpha` or `beta` lies outside [0, 1], or a part has too few blocks.
+      ValueError: If `alpha` or `beta` is outside [0, 1], or a part has too few blocks.
     """
 
     def draw(seed: int) -> np.ndarray:
@@ -238,7 +238,7 @@ def parts(
       The indices of the blocks, padded with zeros to one length; and their numbers.
     """
     target = data.parts[2]
-    # One length for all three, so one program trains them. The target is longer than a source.
+    # One length for all three, so that one program trains them. The target is longer than a source.
     filled = np.zeros((len(pairs), 3, len(target)), np.int32)
     filled[:, :2, : pairs.shape[-1]], filled[:, 2] = pairs, target
     count = [pairs.shape[-1]] * 2 + [len(target)]
@@ -246,7 +246,7 @@ def parts(
 
 
 def _over(config: Config, fn: Callable[..., Any], *trees: PyTree) -> Any:
-    """Maps `fn` over the two leading axes, with `config.at_once` calls side by side."""
+    """Maps `fn` over the two leading axes, with `config.at_once` calls in parallel."""
     seeds, several = jax.tree.leaves(trees)[0].shape[:2]
     flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), trees)
     count = min(config.at_once, seeds * several)
@@ -311,7 +311,7 @@ def unigrams(
       vocab: The size of the vocabulary.
 
     Returns:
-      The share of each token, rows of sum 1.
+      The frequency of each token, rows of sum 1.
 
     >>> unigrams(np.array([[1, 1, 0, 2]], np.uint8), 3).tolist()
     [[0.25, 0.5, 0.25]]
@@ -322,11 +322,12 @@ def unigrams(
 
 
 def mapped(config: Config, data: Data) -> Float[np.ndarray, "3 block 2"]:
-    """Places blocks of D_1, D_2 and D_t in the plane, by t-SNE of how often tokens occur in them.
+    """Embeds blocks of D_1, D_2 and D_t in the plane, by t-SNE of their token frequencies.
 
     SAIL does not specify the features of its maps.
 
-    Returns the places of `config.tsne` blocks of each part, or of as many as the smallest has.
+    Returns the positions of `config.tsne` blocks of each part, or of as many as the smallest part
+    has.
 
     References:
       van der Maaten and Hinton, Visualizing data using t-SNE, 2008.

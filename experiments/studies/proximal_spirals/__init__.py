@@ -8,6 +8,6 @@ the best gamma with SAIL's predictions from distances of the data (eq. 11), from
 
 The study varies two choices that the paper leaves open. The first is the construction of the
 sources. The paper's "points exclusively from the first spiral" give sources with one class each;
-sources cut by radius have both classes, and random ones are all alike. The second is whether the
-two models begin with the same initial weights or with different ones.
+sources cut by radius contain both classes, and random ones are statistically equal. The second is
+whether the two models have the same initial weights or different ones.
 """

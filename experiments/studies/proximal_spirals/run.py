@@ -31,9 +31,9 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     weights.
 
     Returns a dataset over sources, start and seed: `loss`, `accuracy` and `gradient` by epoch and
-    gamma, the `best` gamma by look, the `predicted` gamma by method, and how far the losses there
-    (`excess`) and at gamma = 0, 1/2 and 1 (`end_excess`) are above the lowest. It also has the
-    measures of training from scratch (`scratch_*`), and the distances with their errors.
+    gamma, the `best` gamma by look, the `predicted` gamma by method, and how far the losses at this
+    gamma (`excess`) and at gamma = 0, 1/2 and 1 (`end_excess`) are above the lowest. It also has
+    the measures of training from scratch (`scratch_*`), and the distances with their errors.
     """
     data = {how: training.load(config, how) for how in config.sources}
     initial = jax.device_get(training.initial(config))
@@ -41,7 +41,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     def weights_of(which: int | list[int]) -> PyTree:
         return jax.tree.map(lambda leaf: leaf[:, which], initial)
 
-    # Any kind of sources serves here, because it does not change the points.
+    # Any kind of sources can be used here, because it does not change the points.
     scratch = {
         start: stage(
             f"train from scratch, {start}",

@@ -1,4 +1,4 @@
-"""Trains and measures for `proximal_spirals`: data, models, distances and weights.
+"""Trains and measures in `proximal_spirals`: data, models, distances and weights.
 
 All repetitions are computed at once. `run` calls these functions in its stages.
 """
@@ -25,7 +25,8 @@ from sail_jax.distances import Distance
 CLASSES = 2
 # The rate of Adam on gamma.
 DESCENT_RATE = 0.02
-# Adam's steps are differentiated. Without this number the root in them has no finite slope at 0.
+# Adam's steps are differentiated. Without this number, the root in them has no finite derivative at
+# 0.
 EPS_ROOT = 1e-12
 # The number of cells of the histogram along either axis, for each label.
 CELLS = 4
@@ -42,7 +43,7 @@ LABELS = {
 
 
 class Data(NamedTuple):
-    """The points of every repetition, and the order in which they are taken.
+    """The points of every repetition, and the order in which they are used.
 
     Attributes:
       train: The training points, the target.
@@ -125,7 +126,7 @@ def _trained(
 ) -> tuple[PyTree, Any]:
     """Trains a model; returns it, and the measurements before and after every `every` epochs."""
     how = config.training
-    # A row for each step of all epochs; `descend` counts in steps.
+    # A row for each step of all epochs, because `descend` counts steps.
     feed = jnp.asarray(order).reshape(-1, how.batch)
     end = descend(
         lambda params, _, sample: (loss(config, params, sample), None),
@@ -141,7 +142,7 @@ def _trained(
 
 
 def _pick(points: Points, index: ArrayLike) -> Points:
-    """Selects points by an index, which adds its shape in front."""
+    """Selects points by an index, whose shape is prepended."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], points)
 
 
@@ -228,7 +229,7 @@ def apart(config: Config, data: Data) -> dict[str, np.ndarray]:
         # Matched point by point: no standard error.
         "w1": lambda x, y: Distance(distances.wasserstein1(x, y), np.nan),
     }
-    # The target's points are new ones, because the sources are among its training points.
+    # The target's points are new, because the sources are part of its training points.
     learn, fresh = (
         np.concatenate([points.x, points.y[..., None]], -1) for points in (data.train, data.test)
     )
@@ -260,7 +261,7 @@ def gamma_by_loss(config: Config, data: Data, models: PyTree) -> Float[Array, " 
     """Finds gamma by gradient descent on the loss after training (eq. 3).
 
     The descent starts from 1/2 and follows the gradient through `config.loss_epochs` epochs of
-    training. It does what `proximal.from_loss` does, for all seeds at once.
+    training. It is equivalent to `proximal.from_loss`, for all seeds at once.
 
     Args:
       config: The config; static.

@@ -11,7 +11,8 @@ OURS = "not printed; it compares with training without a penalty"
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges at which angles each strategy beats ridge regression, and where L2-SP stops helping.
+    """Judges at which angles each strategy is better than ridge regression, and where L2-SP stops
+    helping.
 
     Returns the findings. Linear transfer is judged next to n = d, where training without a penalty
     has an infinite risk. The other strategies are judged at the last load below.
@@ -41,7 +42,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _beats(at: xr.Dataset, way: str, degrees: float, paper: str) -> Finding:
-    """Judges whether a strategy beats ridge regression at the grid angle nearest to `degrees`."""
+    """Judges whether a strategy is better than ridge regression at an angle of the grid."""
     near = at.sel(way=way).sel(theta=np.radians(degrees), method="nearest")
     mean, error = mean_and_error(near.gain, "draw")
     return judged(

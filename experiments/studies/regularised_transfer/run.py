@@ -1,4 +1,4 @@
-"""The run of `regularised_transfer`: its stages, and the dataset that they make."""
+"""The run of `regularised_transfer`: its stages, and the resulting dataset."""
 
 from functools import partial
 from math import pi
@@ -155,7 +155,7 @@ def _theory(config: Config) -> dict[str, np.ndarray]:
 def _boundary(config: Config, fit: str, n: int) -> float:
     """Returns the angle beyond which L2-SP hurts, by how the source was fitted."""
     if fit == "least norm" and abs(n - config.d) <= 1:
-        return 0.0  # the source is infinitely long in the mean
+        return 0.0  # the mean norm of the source is infinite
     learned = wishart.learned(
         n=n, d=config.d, sigma=config.source_sigma, penalty=_source_penalty(config, fit, n)
     )
@@ -239,7 +239,7 @@ def _measured_unequal(config: Config, rng: np.random.Generator, n: int) -> np.nd
     found, xt = [], x.swapaxes(1, 2)
     for penalty, start in zip(_unequal(config, n)[0], (0 * source, source), strict=True):
         left = xt @ (y - x @ start)[..., None]
-        # No finite penalty keeps the source exactly, as inf does.
+        # Unlike inf, no finite penalty keeps the source exactly.
         fit = start + _solved(xt @ x, left, np.full(config.d, n * min(penalty, 1e12)))[..., 0]
         found.append(np.sum(s * (fit - target) ** 2, -1))
     return found[0] - found[1]
@@ -268,7 +268,7 @@ def _sources(config: Config, i: int) -> dict[str, np.ndarray]:
             least = np.linalg.solve(xt @ x, xt @ labels)
         own_ridge = n * _source_penalty(config, "best ridge", n)
         ridge = _solved(xt @ x, xt @ labels, np.full(d, own_ridge))
-        # Both problems are linear in the target, so one solve serves all of its parts.
+        # Both problems are linear in the target, so one solve is sufficient for all of its parts.
         seen = np.concatenate([data[..., :2], noise, data @ least, data @ ridge], -1)
         parts = dt @ seen
         parts = _solved(dt @ data, parts, np.full(d, penalty))

@@ -23,7 +23,7 @@ def boundary_error(dataset: xr.Dataset, risk: str = "linear_risk") -> np.ndarray
       risk: The risk of transfer, "linear_risk" or "descended_risk".
 
     Returns:
-      The errors `(mu,)`; NaN if leaving out a teacher leaves no boundary.
+      The errors `(mu,)`; NaN if there is no boundary without one of the teachers.
     """
     gain = ((dataset.scratch_risk - dataset[risk]) / dataset.variance).mean("draw")
     count = gain.sizes["teacher"]
@@ -48,9 +48,9 @@ FIG_4 = "features are fate, Fig. 4"
 def findings(dataset: xr.Dataset) -> list[Finding]:
     """Judges the paper's claims about Figure 4.
 
-    The claims are about how fast the risk of training from scratch falls, the part of the target
-    that frozen features cannot express, and the side of the predicted boundary on which they win.
-    Repetitions are teachers.
+    The claims are about how fast the risk of training from scratch decreases, the part of the
+    target that frozen features cannot express, and the side of the predicted boundary on which they
+    are better. Repetitions are teachers.
 
     Returns the findings; without pretrained networks, only the first.
     """
@@ -102,7 +102,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 def _below(dataset: xr.Dataset, law: st.PowerLaw) -> xr.DataArray:
     """Returns whether n is below the boundary that the other teachers predict, for each teacher.
 
-    A teacher has no part in its own prediction, so the prediction can be judged on it.
+    A teacher is not used for its own prediction, which can therefore be evaluated on it.
     """
     edges = dataset.outside.copy(data=np.log(st.boundary(law, dataset.outside.values.T)).T)
     return np.log(dataset.n) < (edges.sum("teacher") - edges) / (edges.sizes["teacher"] - 1)

@@ -91,7 +91,7 @@ def _draw_law(left: Axes, dataset: xr.Dataset) -> None:
 
 
 def _draw_projections(right: Axes, dataset: xr.Dataset) -> None:
-    """Draws the share of the target that frozen features cannot express, against mu."""
+    """Draws the fraction of the target that frozen features cannot express, against mu."""
     for name, label, marker, color in (
         ("outside_ideal", "source teacher's features", "s", style.PALETTE[2]),
         ("outside", f"pretrained (cut-off {dataset.attrs['cutoff']:g})", "o", style.PALETTE[0]),
@@ -125,7 +125,7 @@ def _draw_phase(dataset: xr.Dataset, name: str, how: str) -> Figure:
     figure, ((ax,),) = style.figure(1, 1, width=5.8, height=4.4)
     n, mu = dataset.n.values, dataset.mu.values
     gain = dataset[name].values
-    # Rare samples near n = m can be far off the scale: the colours suit the majority.
+    # Rare samples near n = m can be far outside the scale: the colours are chosen for the majority.
     reach = float(np.quantile(np.abs(gain), 0.9))
     style.heatmap(
         ax,

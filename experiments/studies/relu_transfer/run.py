@@ -1,4 +1,4 @@
-"""The run of `relu_transfer`: its stages, and the dataset that they make."""
+"""The run of `relu_transfer`: its stages, and the resulting dataset."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -27,8 +27,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     samples; `gain`, their mean difference in units of the target's variance; the power `law`
     through the scratch risks; the part of the target that frozen features cannot express
     (`outside`, for several kinds of features); and the `boundary` that the two predict. Without any
-    mu it has only the scratch law. With `descend_transfer` it also has `descended_risk` and
-    `descended_gain`, for the output layer fitted by descent.
+    mu it contains only the scratch law. With `descend_transfer` it also contains `descended_risk`
+    and `descended_gain`, for the output layer fitted by descent.
     """
     pairs = [(mu, teacher) for mu in range(len(config.mus)) for teacher in range(config.teachers)]
     samples = [(t, draw) for t in range(config.teachers) for draw in range(config.draws)]
@@ -64,7 +64,7 @@ _predict = jax.jit(st.predict)
 
 
 def _key(config: Config, *path: int) -> jax.Array:
-    """Derives the key of one random object, which whole numbers identify."""
+    """Derives the key of one random object, which is identified by integers."""
     # The first number selects the object: 0 targets, 1 students, 2 sources, 3 samples, 4 the
     # inputs of the kernels. Networks and samples are drawn again at each use, not stored.
     key = jax.random.key(config.seed)
@@ -84,7 +84,8 @@ def _student(config: Config, teacher: int) -> st.Network:
 def _source(config: Config, teacher: int, mu: float) -> st.Network:
     """Returns the source of a teacher: the target without a fraction mu of its neurons.
 
-    One key serves every mu, so a larger mu also removes the neurons that a smaller one removes.
+    The same key is used for every mu, so that a larger mu also removes the neurons that a smaller
+    one removes.
     """
     return st.ablate(_key(config, 2, teacher), _target(config, teacher), mu)
 
@@ -100,7 +101,7 @@ def _stack(trees: list[Any]) -> Any:
 
 
 def _side_by_side(config: Config) -> int | None:
-    """Returns the batch size for `lax.map`; None processes one problem after the other."""
+    """Returns the batch size for `lax.map`; None processes one problem after another."""
     return config.side_by_side if config.side_by_side > 1 else None
 
 
@@ -147,9 +148,9 @@ def _train(kind: str, at_once: int | None) -> Callable[..., st.Descent]:
 
 
 def _transfer(config: Config, w: np.ndarray, index: np.ndarray) -> dict[str, jax.Array]:
-    """Computes the part of the target outside of frozen features, and the output layer's risks.
+    """Computes the part of the target outside frozen features, and the output layer's risks.
 
-    `index` counts pairs of mu and teacher, with teachers running fastest.
+    `index` counts pairs of mu and teacher, with teachers as the fastest index.
     """
     parts = []
     for k in index:
@@ -203,7 +204,7 @@ def _descended_risks(
 
 
 def _middle(config: Config) -> int:
-    """Returns the index of the mu nearest to 1/2. The figure shows its kernels."""
+    """Returns the index of the mu closest to 1/2. The figure shows its kernels."""
     return int(np.argmin(np.abs(np.array(config.mus) - 0.5)))
 
 

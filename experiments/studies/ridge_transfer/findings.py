@@ -12,14 +12,14 @@ PRINTED = {
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges whether a ridge raises the risk of linear transfer, as the paper claims.
+    """Judges whether a ridge increases the risk of linear transfer, as the paper claims.
 
     Two ridges are judged in each case: the best one by the closed form, and the largest.
 
-    Returns the findings. Datasets of an older version have no values of single draws, and
-    give none.
+    Returns the findings. Datasets of an older version contain no values of single draws, and give
+    no findings.
     """
-    # Runs of earlier versions did not keep single data sets.
+    # Runs of earlier versions did not store single data sets.
     if "added" not in dataset:
         return []
     cases = (dataset.isel(case=i) for i in range(dataset.sizes["case"]))
@@ -27,7 +27,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _raised(case: xr.Dataset, strength: str) -> Finding:
-    """Judges whether the "best" or the "largest" ridge of a case raises the risk."""
+    """Judges whether the "best" or the "largest" ridge of a case increases the risk."""
     added = case.added.sel(strength=strength)
     ridge = case.best_ridge if strength == "best" else case.ridge[-1]
     mean, error = mean_and_error(added, "draw")

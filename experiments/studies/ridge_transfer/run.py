@@ -1,4 +1,4 @@
-"""The run of `ridge_transfer`: its stages, and the dataset that they make."""
+"""The run of `ridge_transfer`: its stages, and the resulting dataset."""
 
 from collections.abc import Mapping
 from functools import partial

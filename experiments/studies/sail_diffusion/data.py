@@ -1,6 +1,6 @@
 """The data of `sail_diffusion`: images or their latents, and an encoder's features of them.
 
-`experiments.data` reads them; this module checks that they fit the model, splits them and makes
+`experiments.data` reads them; this module checks that they match the model, splits them and makes
 batches.
 """
 
@@ -34,7 +34,7 @@ class Split(NamedTuple):
 
 
 def load(config: Config) -> Latents:
-    """Reads the data of a config and checks that they fit its model.
+    """Reads the data of a config and checks that they match its model.
 
     It returns the latents with their labels, and with an encoder's features if the config names a
     file of them.
@@ -63,7 +63,7 @@ def load(config: Config) -> Latents:
 
 
 def _check_functions(config: Config, images: Latents, shape: tuple[int, ...], patches: int) -> None:
-    """Checks that the functions exist, and that their results fit, on two examples."""
+    """Checks that the functions exist, and that their results are valid, on two examples."""
     of, pictured = config.functions, isinstance(images.latents, Pictures)
     if pictured and of.encode is None:
         raise ValueError(
@@ -83,7 +83,7 @@ def _check_functions(config: Config, images: Latents, shape: tuple[int, ...], pa
 
 
 def batch(images: Latents, index: Int[np.ndarray, " b"]) -> Batch:
-    """Gathers some images in the form that the networks need.
+    """Gathers some images in the form that the networks require.
 
     - `index`: indices of the images, of shape (b,).
 

@@ -1,7 +1,7 @@
 """Tests the claims of SAIL's Appendix J on a finished run of `sail_diffusion`.
 
-`PRINTED` and `SIT` hold the paper's figures. The margins of each claim are differences between two
-trainings of one seed.
+`PRINTED` and `SIT` contain the paper's figures. The margins of each claim are differences between
+two trainings of one seed.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from experiments.lab.findings import Finding, corrected, judged, stated
 
 TABLE = "SAIL, Table 4"
 SCALE = "SiT-B/2, ImageNet 256 x 256"
-# REPA's and SAIL's rows of the table, by the share of the training: FID, sFID, IS, precision
+# REPA's and SAIL's rows of the table, by the fraction of the training: FID, sFID, IS, precision
 PRINTED = {
     1 / 8: ((78.2, 67.6), (11.71, 16.19), (17.1, 20.5), (0.33, 0.34)),
     1 / 4: ((49.5, 35.9), (7.00, 7.02), (27.5, 45.1), (0.46, 0.53)),
@@ -45,7 +45,7 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
 
 def _at(dataset: xr.Dataset, share: float) -> int:
-    """Returns the step after this share of the training."""
+    """Returns the step after this fraction of the training."""
     return round(share * dataset.attrs["steps"])
 
 
@@ -98,7 +98,7 @@ def _sail(dataset: xr.Dataset, way: str, called: str) -> list[Finding]:
 
 
 def _share(share: float) -> str:
-    """Formats a share of the training."""
+    """Formats a fraction of the training."""
     words = {1 / 8: "an eighth of the training", 1 / 4: "a quarter of the training"}
     return {**words, 1 / 2: "half of the training", 1: "the whole training"}[share]
 

@@ -1,5 +1,4 @@
-"""The user's functions of `sail_diffusion`: calls with their names in errors, and checks of
-results.
+"""User functions of `sail_diffusion`: calls with their names in errors, and checks of results.
 
 They come from a config's `functions`, never from a file. `encode` and `features` are called while a
 step is compiled. `decode`, and `measure` (see `quality.measured`), get NumPy arrays between steps.
@@ -24,11 +23,11 @@ class Functions:
     """The user's functions: channels come last, pixels are in [0, 1], latents are not scaled.
 
     On the command line each is MODULE:FUNCTION, and the module's code runs; a file that is read
-    cannot give one. Unscaled latents are the autoencoder's own. `encode` and `features` are called
-    while a step is compiled, so they must be JAX functions. Weights that a `functools.partial`
-    binds, as partial(model.apply, variables), are passed to the step. The other functions get NumPy
-    arrays. No function gets a random key: an autoencoder that draws latents must return their
-    means.
+    cannot give one. Unscaled latents are those of the autoencoder. `encode` and `features` are
+    called while a step is compiled, so they must be JAX functions. Weights that a
+    `functools.partial` binds, as partial(model.apply, variables), are passed to the step. The other
+    functions receive NumPy arrays. No function receives a random key: an autoencoder with random
+    latents must return their means.
     """
 
     encode: Function | None = None

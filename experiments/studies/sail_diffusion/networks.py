@@ -19,7 +19,7 @@ from experiments.studies.sail_diffusion.sampling import interpolate
 
 
 class Way(NamedTuple):
-    """One kind of training: the losses that it adds to the velocity's, and its start.
+    """One kind of training: the losses added to that of the velocity, and its start.
 
     Attributes:
       repa: Whether REPA's loss is added.
@@ -118,7 +118,7 @@ def align_loss(
 ) -> Float[Array, ""]:
     """Computes the alignment loss: the mean squared distance between features, in float32.
 
-    The mean runs over examples, patches and units, as the velocity's loss runs over entries.
+    The mean is over examples, patches and units, as that of the velocity's loss is over entries.
 
     References:
       SAIL, Appendix J, eq. (16).
@@ -133,17 +133,17 @@ class Networks:
 
     Attributes:
       sit: The SiT.
-      projector: The shape of both projectors, REPA's and the alignment's; each has its own weights.
+      projector: The shape of both projectors, REPA's and the alignment's, with separate weights.
       encoder: The frozen ViT, or None if the features come from a file or a function.
       blocks: Number of SiT blocks before the aligned hidden states, at least 1.
-      class_drop: Share of examples with "no class" instead of their class, in [0, 1).
+      class_drop: Fraction of examples with "no class" instead of their class, in [0, 1).
       summed: Whether the alignment loss sums over patches and units.
       given: The user's functions: `encode`, if batches are images that are not encoded yet, and
         `features`, the frozen encoder instead of a ViT.
       scale: The factor on latents for the SiT.
       bias: The term added after that.
       changes: Random changes of the images; None for none.
-      noised: Whether the features of noised latents are needed.
+      noised: Whether the features of noised latents are required.
     """
 
     sit: nn.Module
@@ -174,8 +174,9 @@ class Networks:
     ) -> dict[str, Array]:
         """Returns the weights of the loss terms as arrays.
 
-        They are data, not static arguments, so one compiled step serves all kinds of training. The
-        weights of REPA's loss and of the alignment loss are 0 unless the training uses them.
+        They are data, not static arguments, so that one compiled step is sufficient for all kinds
+        of training. The weights of REPA's loss and of the alignment loss are 0 unless the training
+        uses them.
 
         It returns float32 scalars: `velocity`, `repa` and `align`, and `clean`, which is 1 for
         features of the data.

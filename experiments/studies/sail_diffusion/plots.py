@@ -64,7 +64,7 @@ def _ways(dataset: "xr.Dataset") -> list[str]:
 def _points(ax: "Axes", dataset: "xr.Dataset", ways: list[str], measure: "xr.DataArray") -> None:
     """Draws one measure of some trainings against steps, without the evaluation before training."""
     steps = dataset["step"].values[1:]
-    # Points are shifted sideways, so error bars do not cover each other.
+    # Points are shifted sideways, so that error bars do not overlap.
     shift = 0.008 * steps[-1]
     for i, way in enumerate(ways):
         mean, error = mean_and_error(measure.sel(way=way).isel(step=slice(1, None)))

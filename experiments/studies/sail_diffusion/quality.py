@@ -18,7 +18,7 @@ from experiments.models.resnet import ResNet
 from experiments.studies.sail_diffusion.functions import Functions, called, finite, shaped
 from experiments.studies.sail_diffusion.networks import captured
 
-SPATIAL = 7  # channels; their values at every place are sFID's features (Nash et al. 2021)
+SPATIAL = 7  # channels; their values at every position are sFID's features (Nash et al. 2021)
 NEIGHBOURS = 3  # the distance of this neighbour is a point's radius (Kynkäänniemi et al. 2019)
 POINTS = 10_000  # of each sample, for precision and recall
 MEASURES = {
@@ -107,7 +107,7 @@ def reference(real: Seen) -> Reference:
 def scores(seen: Seen, real: Reference) -> dict[str, float]:
     """Computes every measure of `MEASURES` for a sample.
 
-    Precision is the share of samples within the radius of a real image. Recall is the same with
+    Precision is the fraction of samples within the radius of a real image. Recall is the same with
     samples and real images exchanged.
 
     - `seen`: the classifier's results for the samples, at least two.
@@ -153,7 +153,7 @@ def _distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Returns Euclidean distances between all pairs of rows, (len(a), len(b)), in float64."""
     a, b = (np.asarray(x, np.float64) for x in (a, b))
     squares = np.sum(a**2, 1)[:, None] + np.sum(b**2, 1) - 2 * a @ b.T
-    # Rounding can make the square of a small distance negative.
+    # The square of a small distance can be negative due to rounding.
     return np.sqrt(np.maximum(squares, 0))
 
 
@@ -171,6 +171,6 @@ def _radii(points: np.ndarray) -> np.ndarray:
 
 
 def _covered(points: np.ndarray, centres: np.ndarray, radii: np.ndarray) -> float:
-    """Returns the share of points within the radius of at least one centre."""
+    """Returns the fraction of points within the radius of at least one centre."""
     inside = [(_distances(chunk, centres) <= radii).any(1) for chunk in _chunks(points)]
     return float(np.concatenate(inside).mean())

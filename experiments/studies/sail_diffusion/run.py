@@ -29,7 +29,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
     The measuring classifier is trained once, unless a function measures. Each seed has an encoder
     (unless the data have features, or a function computes them), the aligned starts, and a SiT for
-    each kind of training. Each training is one stage, which a killed run keeps.
+    each kind of training. Each training is one stage, which is kept if a run is killed.
 
     It returns a dataset with the measures of `quality.MEASURES` over way, seed and step, and
     `<measure>_real` of the training images; `<term>_loss` over way, seed and logged step; for `sit`
@@ -37,8 +37,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     way; `start_loss` if there was an alignment phase, `encoder_accuracy` on held-out images if an
     encoder was trained; and `samples` of the first seed with real `images`.
 
-    It raises `DataError` if data are missing or damaged, do not fit the model, or cannot be shared
-    by the devices.
+    It raises `DataError` if data are missing or damaged, do not match the model, or cannot be
+    shared by the devices.
     """
     with refused():
         images = loaded(config)
@@ -61,7 +61,8 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             accuracy.append(right.mean())
         real = quality.reference(lab.see(measure, split.held_out))
         of = Repetition(seed, encodings, split, encoder, measure, real)
-        # Equally many images as samples, because the number of points biases the Fréchet distance.
+        # The same number of images as of samples, because the number of points biases the Fréchet
+        # distance.
         floors.append(quality.scores(lab.see(measure, split.learn[: config.samples]), real))
         aligned = {}
         for clean in sorted({WAYS[way].clean for way in config.ways if WAYS[way].start}):
@@ -72,7 +73,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
             start = aligned[WAYS[way].clean]["params"] if WAYS[way].start else None
             train = partial(lab.generate, way, of, start)
             trained = stage(f"{way}, seed {seed}", train, folder=True)
-            # The stage keeps the trained weights; the dataset does not hold them.
+            # The trained weights are stored in the stage, not in the dataset.
             results[way].append({k: v for k, v in trained.items() if k != "weights"})
     real_images = lab.shown(_by_class(images.labels, config.sample_batch))
     return _dataset(config, results, starts, floors, accuracy, real_images)
@@ -83,8 +84,8 @@ def loaded(config: Config) -> Latents:
 
     It raises `DataError` if a file is missing or damaged (a `ValueError` too).
 
-    It raises `ValueError` if the data do not fit the model, the devices cannot share a batch
-    evenly, or functions of the config are missing or have unsuitable results.
+    It raises `ValueError` if the data do not match the model, the devices cannot share a batch
+    evenly, or functions of the config are missing or have invalid results.
     """
     batches = {"budget.batch": config.budget.batch, "sample_batch": config.sample_batch}
     sharding.layout(config.shard).check(**batches)
@@ -92,8 +93,7 @@ def loaded(config: Config) -> Latents:
 
 
 def _by_class(labels: np.ndarray, count: int) -> np.ndarray:
-    """Returns indices of `count` images with classes that take turns, as the samples' classes
-    do."""
+    """Returns indices of `count` images whose classes alternate, like those of the samples."""
     classes = [np.flatnonzero(labels == k) for k in range(labels.max() + 1)]
     classes = [indices for indices in classes if len(indices)]
     return np.array([classes[i % len(classes)][i // len(classes)] for i in range(count)])

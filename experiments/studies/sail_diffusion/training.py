@@ -36,7 +36,8 @@ TERMS = ("velocity", "repa", "align")
 def classification(net: nn.Module) -> Loss:
     """Creates the loss of a classifier: the mean cross-entropy in nats.
 
-    It returns a loss of type `experiments.training.step.Loss`. Its batches hold `x` and `labels`.
+    It returns a loss of type `experiments.training.step.Loss`. Its batches contain `x` and
+    `labels`.
     """
 
     def loss(params: PyTree, mutable: PyTree, batch: PyTree, key: PRNGKeyArray) -> Any:
@@ -66,12 +67,12 @@ def unoptimised(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @partial(jax.jit, static_argnums=0)
 def _encoded(net: nn.Module, variables: PyTree, x: Array) -> tuple[Array, Array]:
-    """`encoded`, compiled."""
+    """Compiles `encoded`."""
     return encoded(net, variables, x)
 
 
 CLASSIFIERS = ("measure", "encoder")
-HELD = 1 << 31  # bytes of features up to which an encoder's are computed only once
+HELD = 1 << 31  # bytes of features up to which those of an encoder are computed only once
 
 
 class Repetition(NamedTuple):
@@ -79,7 +80,7 @@ class Repetition(NamedTuple):
 
     Attributes:
       seed: Its number. Initial weights, minibatches and noise are the same for all trainings.
-      images: The data, with the encoder's features if these are kept.
+      images: The data, with the encoder's features if these are stored.
       split: The split into training and held-out images.
       encoder: The encoder's variables; not used if the features come from a file.
       measure: The measuring classifier's variables; not used if a function measures.
@@ -99,7 +100,7 @@ class Laboratory:
 
     Args:
       config: The config.
-      images: The data, as `run.loaded` returns them. If they hold features, or the config has a
+      images: The data, as `run.loaded` returns them. If they contain features, or the config has a
         function for them, no encoder is trained.
     """
 
@@ -134,7 +135,7 @@ class Laboratory:
         )
         self._shown = jax.jit(self.networks.seen)
         patches = (sizes["side"] // sizes["patch"]) ** 2
-        # if images change, so do their features
+        # if images change, their features change as well
         small = 4 * len(images.labels) * patches * depth <= HELD
         self.keeps = own and small and config.changes.augment is None
         self.layout = sharding.layout(config.shard)
@@ -158,7 +159,7 @@ class Laboratory:
         """Trains the measuring classifier or an encoder.
 
         - `index`: the examples to train on, of shape (n,).
-        - `folder`: folder for checkpoints. None keeps none.
+        - `folder`: folder for checkpoints. None stores none.
 
         It returns `variables`: the trained parameters and any running statistics, as NumPy arrays.
         """
@@ -248,7 +249,7 @@ class Laboratory:
     def _x(self, index: np.ndarray, key: Array | None = None) -> np.ndarray:
         """Returns the SiT's input, (n, side, side, channel); with a key changed at random.
 
-        It does not read features from a file.
+        Features are not read from a file.
         """
         x = data.batch(self.images._replace(features=None), index)["x"]
         if key is None and not isinstance(self.images.latents, Pictures):
@@ -305,7 +306,7 @@ class Laboratory:
     def align(self, of: Repetition, clean: bool, folder: Path | None) -> dict[str, Any]:
         """Trains a SiT on the alignment loss alone (eq. 14), from its usual initial weights.
 
-        - `folder`: folder for checkpoints. None keeps none.
+        - `folder`: folder for checkpoints. None stores none.
 
         It returns `params`: the weights of the SiT (`sit`) and of its projector (`align`); and
         `loss`: the alignment loss at the logged steps.
@@ -322,7 +323,7 @@ class Laboratory:
         """Trains a SiT in one way, and measures its samples during training.
 
         - `aligned`: the initial `params` from `align`, or None for the usual initial weights.
-        - `folder`: folder for checkpoints. None keeps none.
+        - `folder`: folder for checkpoints. None stores none.
 
         It returns the measures of `quality.MEASURES`, one value per evaluation; the loss terms of
         `TERMS` at the logged steps; `samples` of the trained network, class by class; and

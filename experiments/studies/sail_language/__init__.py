@@ -3,7 +3,7 @@
 The study repeats Section 4.4 and Appendix I of SAIL (Structured-Initialization Learning). The
 blocks of a text are divided by their mean token value into D_1, D_2 and D_t. GPTs are trained on
 D_1 and on D_2. Training on D_t then starts from gamma theta_1 + (1 - gamma) theta_2. The weight
-gamma comes from eq. 11 and distances between the texts, or has the least held-out loss before
+gamma comes from eq. 11 and distances between the texts, or minimises the held-out loss before
 training. The study compares this with trainings on the same minibatches: from scratch, from LiGO
 (Wang et al., 2023), from the uniform and the greedy soup (Wortsman et al., 2022), and from SAIL
 between a shallower and a narrower source that are grown. The mean of several checkpoints of one
@@ -18,8 +18,9 @@ The paper leaves some choices open. LiGO's source is the narrow one, trained on 
 to D_t than D_1. `source.start` decides whether sources have the same initial weights.
 `weight.distance` selects the features of the distance. By default sources are trained for as many
 steps as the target. Sources of other shapes are grown to the target's by the method `grow`. Weights
-are chosen on text that is not used for results. Table 1 names no model. Its rate and warm-up are
-OLMo-1B's, so it is interpreted as OLMo-1B's. For nanoGPT's training only the network and the data
-are printed. The paper's questions must be given as files. Offline, held-out text provides questions
-on how it continues, and generated arithmetic is at chance for networks that were not trained on it.
+are chosen on text that is not used for results. Table 1 does not specify the model. Its rate and
+warm-up are OLMo-1B's, so it is interpreted as OLMo-1B's. For nanoGPT's training, only the network
+and the data are specified. The paper's questions must be given as files. Offline, there are
+questions on how held-out text continues, and generated arithmetic, which is at chance for networks
+that were not trained on it.
 """

@@ -38,11 +38,11 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
       and merges.
     - `gamma_loss`, `(seed, text, gamma)`: along the line through the first checkpoint and the
       mean of the others.
-    - `gamma_swept`, `(seed,)`: the gamma of least loss on the validation text.
+    - `gamma_swept`, `(seed,)`: the gamma with the smallest loss on the validation text.
     - `taken`, `(seed, checkpoint)`: whether the greedy soup has taken each checkpoint.
     - with `retrain`, the results of `table_2.run`.
 
-    It raises `DataError` if checkpoints, text or questions are missing or do not fit together.
+    It raises `DataError` if checkpoints, text or questions are missing or inconsistent.
     """
     with refused():
         models, draws, text = load(config)
@@ -83,7 +83,7 @@ def run(config: Config, stage: Stage) -> xr.Dataset:
 def load(config: Config) -> tuple[list[Pretrained], list[Draw], Text | None]:
     """Reads the checkpoints, and draws held-out text and questions for every repetition.
 
-    It detects all errors of a config, before anything is evaluated.
+    It detects all errors in a config before anything is evaluated.
 
     It returns the checkpoints; for each repetition the held-out text and questions; and the
     training text, None without `retrain`.
@@ -135,7 +135,7 @@ def measure(
     It returns measurements of the checkpoints, followed by those of `MERGES`:
     - "loss", `(model,)`, in nats, and "accuracy", `(model, task)`.
     - "gamma loss", `(2, gamma)`: along the line, on validation and on held-out text.
-    - "gamma": the gamma of least loss on validation text.
+    - "gamma": the gamma with the smallest loss on validation text.
     - "taken", `(checkpoint,)`: whether the greedy soup has taken each checkpoint.
     """
     at_once = learner.config.at_once

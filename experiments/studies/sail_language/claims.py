@@ -17,7 +17,7 @@ from experiments.studies.shared.gamma_sweep import PUBLISHED
 if TYPE_CHECKING:
     import xarray as xr
 
-# The difference that "closely aligns" allows: two steps of the paper's sweep.
+# The difference allowed by "closely aligns": two steps of the paper's sweep.
 NEAR = 0.2
 # Table 2, accuracy in %, in this order
 COLUMNS = (SCRATCH, "ligo", "uniform", "greedy", "sweep")
@@ -104,7 +104,7 @@ def sooner(dataset: "xr.Dataset", *, where: str = "SAIL, Sec. 4.4") -> Finding:
 def near(
     dataset: "xr.Dataset", predicted: "xr.DataArray", loss: "xr.DataArray", after: str, claim: str
 ) -> Finding:
-    """Judges whether eq. 11 gives a gamma near the gamma of least loss.
+    """Judges whether eq. 11 gives a gamma close to the gamma with the smallest loss.
 
     - `predicted`: the gamma by eq. 11, `(seed,)`.
     - `loss`: the losses on held-out text, `(seed, gamma)`.
@@ -112,7 +112,7 @@ def near(
     gamma = dataset["gamma"].values
     loss = loss.transpose("seed", "gamma")
     best = predicted.copy(data=line.lowest(gamma, loss.values))
-    # The loss at the predicted gamma minus the least loss of the sweep.
+    # The loss at the predicted gamma minus the smallest loss of the sweep.
     cost = line.at(gamma, loss.values, predicted.values) - loss.min("gamma").values
     ours = (
         f"{stated(predicted)} against {stated(best)}, which costs "
@@ -131,8 +131,9 @@ def retrained(dataset: "xr.Dataset") -> list[Finding]:
     """Judges gammas chosen by retraining (eq. 3) against gammas chosen before training.
 
     It returns the findings, "not tested" if the run does not retrain. They are: whether gammas by
-    retraining end with less loss; whether they are near the gammas of least loss before training;
-    and, if the run has eq. 11, whether its gammas are near them, as in the paper's figure.
+    retraining end with a smaller loss; whether they are close to the gammas with the smallest loss
+    before training; and, if the run uses eq. 11, whether its gammas are close to them, as in the
+    paper's figure.
     """
     distant = f"γ by eq. 11 is within {NEAR:g} of the optimum after retraining"
     stays = f"γ of least loss before training is within {NEAR:g} of the one after retraining"
@@ -200,13 +201,12 @@ def asked(dataset: "xr.Dataset") -> tuple[str, ...]:
 
 
 def right(dataset: "xr.Dataset") -> "xr.DataArray":
-    """Computes the share of right answers, averaged over the questions of `asked`."""
+    """Computes the fraction of correct answers, averaged over the questions of `asked`."""
     return dataset["accuracy"].sel(when="after", task=list(asked(dataset))).mean("task")
 
 
 def answers(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges the shares of right answers, and the resulting ranks of the starts, against Table
-    2."""
+    """Judges the fractions of correct answers and the ranks of the starts against Table 2."""
     where = "SAIL, Table 2"
     best, order = (
         "SAIL answers more questions than scratch, LiGO and either soup",

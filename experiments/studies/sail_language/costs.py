@@ -1,4 +1,4 @@
-"""The costs of trainings in `sail_language`, and of the work before them."""
+"""Costs of trainings in `sail_language`, and of the work before them."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -18,7 +18,7 @@ from experiments.training.step import State
 
 
 class Costs(NamedTuple):
-    """Floating-point operations, as XLA counts them.
+    """Numbers of floating-point operations, as counted by XLA.
 
     Attributes:
       step: The operations of a training step, by the shape of the network.
@@ -63,6 +63,6 @@ def ahead(config: Config, cost: Costs, networks: int = 2) -> Float[np.ndarray, "
 
 
 def share(saved: Savings, earlier: ArrayLike = 0.0) -> Float[np.ndarray, "way seed"]:
-    """Computes the share of compute that starts save; `earlier` counts, in steps of the target."""
+    """Computes the fraction of compute that starts save; `earlier` is included, in target steps."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return 1 - (saved.steps + earlier) / saved.scratch_steps

@@ -28,7 +28,7 @@ PERCENTILES = (33, 66)
 class Corpus(NamedTuple):
     """A training text, divided into D_1, D_2 and D_t, and held-out text.
 
-    Held-out text comes from another part of the text than training text.
+    Held-out text comes from a different part of the text from training text.
 
     Attributes:
       train: The training tokens, `(length,)`.
@@ -159,7 +159,7 @@ def batch(
 ) -> Batch:
     """Gathers the minibatch of a training step.
 
-    Networks that are trained with equal seeds on the same blocks use equal minibatches.
+    Networks that are trained with the same seed on the same blocks use the same minibatches.
 
     - `chosen`: indices of the training blocks, `(k,)`.
     - `step`: number of the step, from 0.
@@ -182,7 +182,7 @@ def weight(config: Config, corpus: Corpus, seed: int) -> float:
 
     Distances are estimated from samples of blocks.
 
-    It returns the weight; NaN if the distance between the sources is within its own noise.
+    It returns the weight; NaN if the distance between the sources is within its noise.
 
     References:
       SAIL (Structured-Initialization Learning), eq. 11.

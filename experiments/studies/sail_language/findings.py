@@ -1,4 +1,4 @@
-"""Verdicts on SAIL's claims about language models, from the dataset of `sail_language` alone."""
+"""Verdicts on SAIL's claims about language models, from the dataset of `sail_language`."""
 
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,8 @@ _SCALE = "GPT on OpenWebText"
 def findings(dataset: "xr.Dataset") -> list[Finding]:
     """Judges SAIL's claims about language models.
 
-    SAIL's own choice of gamma is "sweep", the least held-out loss before training. Checkpoints on
-    disk have their own claims (`merges.findings`).
+    SAIL's own choice of gamma is "sweep", the smallest held-out loss before training. Checkpoints
+    on disk have their own claims (`merges.findings`).
 
     It returns the findings, "not tested" if a training is missing. Verdicts are not yet
     corrected for their number.
@@ -77,9 +77,10 @@ def _series(dataset: "xr.Dataset") -> Finding:
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
     """Tabulates the run, a row for each start, or for each checkpoint and merge.
 
-    The columns are losses before and after training, perplexity, steps and compute saved, and right
-    answers. For merged checkpoints they are the loss, perplexity and right answers. For trainings
-    that continue from them, they also have Table 2's right answers to each kind of question.
+    The columns are losses before and after training, perplexity, steps and compute saved, and
+    correct answers. For merged checkpoints they are the loss, perplexity and correct answers. For
+    trainings that continue from them, they also include Table 2's correct answers to each kind of
+    question.
     """
     if merges.is_of(dataset):
         return merges.table(dataset)

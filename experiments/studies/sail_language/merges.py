@@ -46,7 +46,8 @@ def named(way: str) -> str:
 
 
 def findings(dataset: "xr.Dataset") -> list[Finding]:
-    """Judges whether merges are better than the last checkpoint, and SAIL's better than the soups.
+    """Judges whether merges are better than the last checkpoint, and SAIL's merge better than the
+    soups.
 
     If the run has trained networks, it also judges the claims about training from SAIL's start, on
     Table 2 and Fig. 7.
@@ -71,16 +72,16 @@ def findings(dataset: "xr.Dataset") -> list[Finding]:
 
 
 def table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
-    """Tabulates loss, perplexity and right answers, a row for each checkpoint and merge.
+    """Tabulates loss, perplexity and correct answers, a row for each checkpoint and merge.
 
     If the run has trained networks, the rows are the starts instead, after training, with Table 2's
-    right answers for comparison.
+    correct answers for comparison.
     """
     return _trained_table(dataset) if is_trained(dataset) else _merges(dataset)
 
 
 def _merges(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
-    """Tabulates loss, perplexity and right answers of each checkpoint and merge."""
+    """Tabulates loss, perplexity and correct answers of each checkpoint and merge."""
     tasks = dataset["task"].values.astype(str)
     rows = [("model", "loss", "perplexity", *(f"answers, {task}" for task in tasks))]
     for name in dataset["model"].values.astype(str):
@@ -92,7 +93,7 @@ def _merges(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
 
 
 def _trained_table(dataset: "xr.Dataset") -> list[tuple[str, ...]]:
-    """Tabulates loss, perplexity, steps saved and right answers of each start after training."""
+    """Tabulates loss, perplexity, steps saved and correct answers of each start after training."""
     run, tasks = trained(dataset), dataset["task"].values.astype(str)
     head = ("way", "step 0", "last", "perplexity", "steps saved")
     rows: list[tuple[str, ...]] = [(*head, *(f"answers, {task}" for task in tasks))]

@@ -148,7 +148,7 @@ def along(
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> Array:
-    """Computes the share of right answers to one kind of question."""
+    """Computes the fraction of correct answers to one kind of question."""
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
     # Divided by `packed.length`, which `data.questions` chose.
     return choice_scores.answered(apply, packed, by="byte", batch_size=at_once)
@@ -157,7 +157,7 @@ def _answered(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -
 def answers(
     net: nn.Module, variables: PyTree, questions: Mapping[str, Packed], at_once: int
 ) -> Float[np.ndarray, " task"]:
-    """Computes the share of right answers to each kind of question."""
+    """Computes the fraction of correct answers to each kind of question."""
     return np.array([float(_answered(net, variables, q, at_once)) for q in questions.values()])
 
 
@@ -196,7 +196,7 @@ def trained(
     - `stops`: numbers of steps, ascending, after which the network is returned.
     - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
     - `look`: computes the measurements before the first and after every `budget.every` steps; None
-      measures nothing.
+      disables measurements.
 
     It returns the variables after each of `stops`; and the measurements during the training, by
     name, `(evaluation,)` each.
@@ -266,8 +266,8 @@ def choose(
 
     It returns the weights of the first source, and the data for their choice:
     - "distance": the weight by eq. 11.
-    - "sweep" and, if it is a start, "grown": the gamma of least validation loss, between the
-      sources of the target's shape and between the grown ones.
+    - "sweep" and, if it is a start, "grown": the gamma with the smallest validation loss, between
+      the sources of the target's shape and between the grown ones.
     - "sweep loss" and "grown loss", `(2, gamma)`: these losses, on validation and on held-out
       text.
     - "taken", `(2,)`: whether the greedy soup has taken each source of the target's shape.
@@ -288,7 +288,7 @@ def choose(
 def lowest(
     learner: Learner, pair: Sequence[PyTree], validation: Batch, held_out: Batch
 ) -> tuple[float, Float[np.ndarray, "2 gamma"]]:
-    """Finds the gamma of least validation loss on the line through two models.
+    """Finds the gamma with the smallest validation loss on the line through two models.
 
     It returns the gamma, and the losses on validation and on held-out text, which are only
     reported.
@@ -366,7 +366,7 @@ def follow(
     - `folder`: directory for checkpoints, from which a killed training continues. None stores none.
 
     It returns "loss", the held-out loss before the first and after every `budget.every` steps,
-    `(evaluation,)`; and "accuracy", the shares of right answers before and after training,
+    `(evaluation,)`; and "accuracy", the fractions of correct answers before and after training,
     `(2, task)`.
     """
     (learner, batch, key, _, held_out, questions), first = lesson, start()

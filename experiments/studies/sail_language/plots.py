@@ -68,7 +68,7 @@ def _seeds(dataset: "xr.Dataset") -> str:
 def _perplexity(dataset: "xr.Dataset") -> "Figure":
     """Draws the perplexity during training.
 
-    From scratch it begins far above the others; the right panel leaves these values out.
+    From scratch, it starts far above the others; the right panel omits these values.
     """
     fig, axes = style.figure(1, 2, width=4.4, height=3.9)
     steps, value = dataset["step"].values, perplexity(dataset)
@@ -138,7 +138,7 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
 
 
 def _answers(dataset: "xr.Dataset") -> "Figure":
-    """Draws right answers here, and Table 2's for networks of another scale."""
+    """Draws correct answers here, and Table 2's for networks of a different scale."""
     tasks, ways = dataset["task"].values.astype(str), _ways(dataset)
     height = 1.9 + 0.34 * len(ways)
     fig, axes = style.figure(1, len(tasks) + 1, width=3.3, height=height)
@@ -166,7 +166,7 @@ def _answers(dataset: "xr.Dataset") -> "Figure":
 
 
 def _before_and_after(ax: "Axes", y: int, way: str, right: "xr.DataArray") -> None:
-    """Draws right answers before and after training, slightly above and below a height."""
+    """Draws correct answers before and after training, slightly above and below a height."""
     for when, fill, up in (("before", "white", 0.14), ("after", COLORS[way], -0.14)):
         look = {"fmt": MARKERS[way], "color": COLORS[way], "mfc": fill, "ms": 5}
         point(ax, y + up, right.sel(when=when), **look)
@@ -179,7 +179,8 @@ def _series(dataset: "xr.Dataset") -> "Figure":
     fig, axes = style.figure(1, 2, width=3.8, height=3.4)
     for ax, of in zip(axes[0], dataset["of"].values.astype(str), strict=True):
         loss = dataset["series_loss"].sel(of=of)
-        # Seeds differ more than their checkpoints, so each is compared with itself.
+        # Differences between seeds are larger than between their checkpoints, so each is compared
+        # with itself.
         loss = loss - loss.isel(checkpoint=-2)
         mean, error = mean_and_error(loss)
         for i in range(len(names)):
@@ -229,8 +230,8 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
     lines = {"before training": first}
     after = dataset["retrained_loss"].sel(text="held out")
     lines |= {f"after {n} steps": after.sel(look=n) for n in looks}
-    # Training flattens the line. The second panel shows the losses after it, and cuts off earlier
-    # ones.
+    # Training flattens the line. The second panel shows the losses after training, and clips
+    # earlier ones.
     top = 1.2 * float((after - after.min("gamma")).max())
     for k, (label, loss) in enumerate(lines.items()):
         loss, color = loss.transpose("seed", "gamma"), style.PALETTE[k % len(style.PALETTE)]
@@ -249,7 +250,7 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
 
 
 def _training(dataset: "xr.Dataset") -> "Figure":
-    """Draws perplexity during training, of the text and of right choices (Fig. 7)."""
+    """Draws perplexity during training, of the text and of correct choices (Fig. 7)."""
     tasks, step = dataset["task"].values.astype(str), dataset["step"].values
     columns = min(4, len(tasks) + 1)
     lines = -(-(len(tasks) + 1) // columns)
@@ -272,7 +273,7 @@ def _training(dataset: "xr.Dataset") -> "Figure":
 
 
 def _table_2(dataset: "xr.Dataset") -> "Figure":
-    """Draws right answers before and after training, with Table 2's for comparison."""
+    """Draws correct answers before and after training, with Table 2's for comparison."""
     run, tasks, ways = merges.trained(dataset), dataset["task"].values.astype(str), _ways(dataset)
     columns = min(4, len(tasks))
     lines = -(-len(tasks) // columns)

@@ -27,7 +27,8 @@ def sweep(stage: Stage, name: str, lesson: Lesson, pair: Sequence[PyTree]) -> di
     same minibatches and learning rates. Gamma is chosen on the validation text.
 
     It returns "retrained loss", the losses after retraining, `(exam, look, gamma)`; and "retrained
-    by look", `(look,)`, the gammas of least validation loss. The last of them is "retrained".
+    by look", `(look,)`, the gammas with the smallest validation loss. The last of them is
+    "retrained".
 
     References:
       SAIL (Structured-Initialization Learning), eq. 3 and Sec. 4.4 (Fig. 2b).

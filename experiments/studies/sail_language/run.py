@@ -1,6 +1,6 @@
 """The run of `sail_language`, with networks that it trains or with checkpoints on disk.
 
-It names the stages and makes the dataset of their results. `checkpoints` has the run on
+It defines the stages and makes the dataset of their results. `checkpoints` contains the run on
 checkpoints.
 """
 
@@ -28,14 +28,14 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     It returns the dataset:
     - `loss` in nats on held-out text of D_t, `(way, seed, step)`, and `accuracy`,
       `(way, seed, when, task)`.
-    - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and shares
-      of compute that a start saves against scratch until the least loss that both reach.
+    - `saved`, `compute_saved` and `compute_saved_with_sources`, `(way, seed)`: steps and fractions
+      of compute that a start saves against scratch until the smallest loss that both reach.
     - `gamma_loss`, `(pair, seed, text, gamma)`: the loss between two sources before training.
-    - `gamma_swept`, `(pair, seed)`, the gamma of least validation loss, and `gamma_distance`,
-      `(seed,)`, the gamma of eq. 11.
+    - `gamma_swept`, `(pair, seed)`, the gamma with the smallest validation loss, and
+      `gamma_distance`, `(seed,)`, the gamma of eq. 11.
     - `retrained_loss`, `(seed, text, look, gamma)`: the loss after retraining from each gamma,
-      and `gamma_retrained`, `(seed, look)`, the gamma of least validation loss then; only if the
-      ways include it.
+      and `gamma_retrained`, `(seed, look)`, the gamma with the smallest validation loss then; only
+      if the ways include it.
     - `taken`, `(seed, source)`: whether the greedy soup has taken each source.
     - `series_loss`, `(seed, checkpoint, of)`: the losses of the first source's checkpoints.
 

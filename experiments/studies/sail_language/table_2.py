@@ -89,12 +89,12 @@ def run(
 
     It returns the dataset:
     - `trained_loss` in nats on held-out text, `(way, seed, step)`.
-    - `trained_accuracy` and `answer_loss`, `(way, seed, step, task)`: the shares of right
-      answers, and the mean loss per token of right choices in nats (Fig. 7: its perplexity).
-    - `saved` and `compute_saved`, `(way, seed)`: steps and share of compute that a start saves
-      against scratch until the least loss that both reach. They include the cost of the start, but
-      not the checkpoints' own training.
-    - `chance`, `(task,)`: the share of right answers by guessing.
+    - `trained_accuracy` and `answer_loss`, `(way, seed, step, task)`: the fractions of correct
+      answers, and the mean loss per token of correct choices in nats (Fig. 7: its perplexity).
+    - `saved` and `compute_saved`, `(way, seed)`: steps and fraction of compute that a start saves
+      against scratch until the smallest loss that both reach. They include the cost of the start,
+      but not the checkpoints' own training.
+    - `chance`, `(task,)`: the fraction of correct answers by guessing.
     - `retrained_loss`, `(seed, text, look, gamma)`, and `gamma_retrained`, `(seed, look)`, if gamma
       is also chosen by retraining.
     The attribute `epochs` is the number of passes through the text.
@@ -178,8 +178,8 @@ def _follow(
 def asked(net: nn.Module, variables: PyTree, packed: Packed, at_once: int) -> tuple[Array, Array]:
     """Asks a network questions.
 
-    It returns the share of right answers; and the loss per token of right choices, in nats, the
-    mean over questions. Scalars.
+    It returns the fraction of correct answers; and the loss per token of correct choices, in nats,
+    the mean over questions. Scalars.
     """
     apply = lambda tokens: jnp.asarray(net.apply(variables, tokens))  # noqa: E731
     log_probs = choice_scores.log_likelihood(apply, packed.tokens, batch_size=at_once)

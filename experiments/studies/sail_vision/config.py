@@ -182,7 +182,7 @@ class Config:
         return [p for p in PARADIGMS if self.ways(p)]
 
     def sources(self) -> list[Paradigm]:
-        """Lists the kinds of training for which small networks are needed.
+        """Lists the kinds of training for which small networks are required.
 
         These are "supervised" and "byol" if a start uses their own small networks, and each of them
         if the other kind uses its small networks for the start `other`.
@@ -228,7 +228,7 @@ _TINY_IMAGENET: dict[str, Any] = {
 }
 PRESETS: dict[str, Config] = {
     "default": DEFAULT,
-    # Digits, with more blocks and equally many channels.
+    # Digits, with more blocks and the same number of channels.
     "depth": varied(
         DEFAULT,
         supervised=_FEW,

@@ -51,8 +51,8 @@ class Data(NamedTuple):
 def load(config: Config) -> list[Data]:
     """Reads the images and divides them for every seed.
 
-    Each seed splits the digits differently. Other data have their publisher's split, the same for
-    all seeds.
+    Each seed splits the digits differently. Other data have the publisher's split, the same for all
+    seeds.
     """
     if config.data.name == OFFLINE:
         examples, n = Examples(*digits.load()), digits.EXAMPLES - config.held_out
@@ -113,9 +113,9 @@ def weights(data: Data) -> Float[np.ndarray, "2"]:
 
     The distances are between distributions of labels. They could not be estimated between images:
     no two images are equal, so every estimate would be 1. The parts have no common class and
-    together are the whole, so the weights equal their shares of the images.
+    together form the whole, so the weights equal their fractions of the images.
 
-    It returns the weights of the first and the second source, of sum 1, `(2,)`.
+    It returns the weights of the first and the second source, with sum 1, `(2,)`.
 
     References:
       SAIL (Structured-Initialization Learning), Theorem 3, eq. 11.

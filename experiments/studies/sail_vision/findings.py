@@ -1,4 +1,4 @@
-"""Verdicts on SAIL's claims about vision, from the stored dataset of `sail_vision` alone."""
+"""Verdicts on SAIL's claims about vision, from the stored dataset of `sail_vision`."""
 
 import numpy as np
 import xarray as xr
@@ -35,8 +35,8 @@ def final(dataset: xr.Dataset, paradigm: str, way: str | None = None) -> xr.Data
 def along(dataset: xr.Dataset, paradigm: str, way: str) -> xr.DataArray:
     """Computes the top-1 accuracy averaged over training.
 
-    Early accuracy counts more. Steps before the training, such as learning maps, delay a start's
-    curve.
+    Early accuracy has more weight. Steps before the training, such as learning maps, delay a
+    start's curve.
 
     It returns the average in percent, [seed].
     """
@@ -98,8 +98,8 @@ def _of_paradigm(dataset: xr.Dataset, paradigm: str) -> list[Finding]:
             continue
         ours = measure(dataset, paradigm, "sail")
         ahead = [ours - measure(dataset, paradigm, way) for way in rivals]
-        # The start with the smallest mean lead of SAIL, so every seed is compared with the same
-        # one.
+        # The start with the smallest mean lead of SAIL, so that every seed is compared with the
+        # same one.
         least = int(np.argmin([float(margin.mean()) for margin in ahead]))
         text = f"{stated(ahead[least])} points above the best of them, {rivals[least]}"
         declared.append(judged(where, claims[key], PRINTED, text, ahead[least].values))
@@ -113,7 +113,7 @@ def _untested(where: str, claim: str) -> Finding:
 
 
 def _fallen(paradigm: str) -> str:
-    """Returns the quantity that `savings` uses: it falls during training, and less is better."""
+    """Returns the quantity for `savings`: it decreases during training, and less is better."""
     return "held-out loss" if paradigm == "supervised" else "error of a linear probe"
 
 

@@ -1,4 +1,4 @@
-"""The run of `sail_vision`: its stages, and the dataset that they make."""
+"""The run of `sail_vision`: its stages, and the resulting dataset."""
 
 from collections.abc import Mapping
 from functools import cache, partial
@@ -133,7 +133,7 @@ def _part(
     }
     # The lowest BYOL loss is not the best, because a collapsed network has 0.
     fallen = curves["test_loss"] if paradigm == "supervised" else 1 - curves["top1"]
-    # A step of learning maps counts as one of the large network.
+    # A step of learning maps is counted as one of the large network.
     ahead = np.array([config.maps.steps if way == LIGO else 0 for way in ways])
     gain = savings(fallen, config.budget.every, ahead=ahead)
     small, cost = costs

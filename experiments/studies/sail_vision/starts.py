@@ -2,8 +2,9 @@
 
 First the sources get as many blocks as the large network, by SAIL's eq. 9 with one-hot rows: each
 stage repeats its last block. (Its first block may project and then differs from all others.) Then
-they are widened by a method of `sail_jax.growth`, with one key for both, so random maps are equal.
-The last step is their weighted sum. BatchNorm's running statistics are measured again afterwards.
+they are widened by a method of `sail_jax.growth`, with one key for both, so that random maps are
+equal. The last step is their weighted sum. BatchNorm's running statistics are measured again
+afterwards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from sail_jax.basis.change_basis import change_basis
 def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]:
     """Permutes the units of all sources to match the first one's.
 
-    It returns the unchanged first source, and the others with their units in another order.
+    It returns the unchanged first source, and the others with permuted units.
 
     References:
       Ainsworth et al., Git Re-Basin, 2023 (arXiv 2209.04836).
@@ -39,7 +40,7 @@ def aligned(sizes: Mapping[str, Any], sources: Sequence[PyTree]) -> list[PyTree]
 
 
 def deepened(variables: PyTree, sizes: Mapping[str, Any], new: Sequence[int]) -> PyTree:
-    """Repeats the last block of each stage of a ResNet until it has the wanted number.
+    """Repeats the last block of each stage of a ResNet up to the given number.
 
     - `new`: wanted number of blocks of each stage, at least the present ones.
     """
@@ -90,7 +91,7 @@ def start(
         own = next(p for p in sources if p != own)
     pair = sources[own]
     if way == LIGO:
-        # LiGO has one source: it gets SAIL's merge of the two
+        # LiGO has one source, which is SAIL's merge of the two
         mixed = merged(pair, jnp.asarray(weights(data), jnp.float32))
         stretched = deepened(mixed, small, large["blocks"])
         grown = ligo(learner, stretched, data, second)
@@ -98,12 +99,12 @@ def start(
     share = {"uniform_soup": [0.5, 0.5], "first": [1.0, 0.0], "second": [0.0, 1.0]}
     weight = np.asarray(share.get(way, weights(data)))
     method = way if way in TRANSFORMATIONS else config.transformation
-    # A source of weight 0 need not be transformed.
+    # A source of weight 0 does not have to be transformed.
     used = [(model, w) for model, w in zip(pair, weight, strict=True) if w]
-    # One key for both sources, so random maps are equal.
+    # One key for both sources, so that random maps are equal.
     grown = [transformed(model, small, large, method, second) for model, _ in used]
     mixed = merged(grown, jnp.array([w for _, w in used], jnp.float32))
-    # BYOL's sources have not learned to classify: the head is a new one
+    # BYOL's sources have not learned to classify, so the head is new
     if own == "byol" and way == OTHER:
         mixed = {**mixed, "params": {**mixed["params"], "head": scratch["params"]["head"]}}
     return learner.renewed(mixed, data.learn.images)
@@ -119,7 +120,7 @@ def ligo(learner: Learner, variables: PyTree, data: Data, key: PRNGKeyArray) -> 
       Wang et al., Learning to Grow Pretrained Models (LiGO), 2023 (arXiv 2303.00980).
     """
     config = learner.config
-    # Images are used repeatedly if there are fewer than needed.
+    # Images are used repeatedly if there are fewer than required.
     at = np.arange(config.maps.steps * config.budget.batch) % len(data.learn.labels)
     chosen = data.learn.where(np.random.default_rng(config.seed).permutation(at))
     shape = config.maps.steps, config.budget.batch

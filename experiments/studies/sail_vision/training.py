@@ -33,7 +33,7 @@ from experiments.training.chunks import in_chunks
 from experiments.training.fit import Fit, curve
 from sail_jax.align import reset_statistics
 
-TEMPERATURE = 0.07  # how fast a neighbour's weight falls with its distance
+TEMPERATURE = 0.07  # how fast a neighbour's weight decreases with its distance
 # The number of images evaluated at once.
 CHUNK = 500
 # Trainings with at least this many steps report their progress.
@@ -160,7 +160,7 @@ class Learner:
     def measure(self, variables: PyTree, data: Data) -> dict[str, float]:
         """Measures a network on the test images.
 
-        It returns the entries of `MEASURES` for this kind of training: accuracies as shares, and
+        It returns the entries of `MEASURES` for this kind of training: accuracies as fractions, and
         "test_loss" in nats.
         """
         if self.paradigm == "supervised":
@@ -177,8 +177,8 @@ class Learner:
     def renewed(self, variables: PyTree, images: Num[np.ndarray, "n ..."]) -> PyTree:
         """Measures BatchNorm's running statistics again.
 
-        A mix of statistics may have negative variances, and is not the statistics of the mixed
-        network.
+        A mixture of statistics may have negative variances, and differs from the statistics of the
+        mixed network.
         """
         sample = images[: self.config.statistics]
         starts = range(0, len(sample), CHUNK)
@@ -191,7 +191,7 @@ class Learner:
 
     def cost(self) -> float:
         """Counts the floating-point operations of a training step."""
-        # Shapes suffice: nothing is computed.
+        # Shapes are sufficient: nothing is computed.
         key = jax.random.key(0)
         state = jax.eval_shape(lambda: self.state(self.scratch(key), key))
         n = self.config.budget.batch
@@ -324,7 +324,7 @@ def top(scores: Float[np.ndarray, "n class"], labels: Int[np.ndarray, " n"]) -> 
     A class that ties with the right one counts as better.
 
     - `scores`: scores of the classes, `(n, class)`.
-    - `labels`: the right classes, `(n,)`.
+    - `labels`: the correct classes, `(n,)`.
 
     >>> top(np.array([[2.0, 1.0, 0.0], [1.0, 1.0, 0.0]]), np.array([0, 1]))
     {'top1': 0.5, 'top5': 1.0}
@@ -344,7 +344,7 @@ def ridge(
     """Scores classes by ridge regression from features to one-hot classes.
 
     The regression has a constant and minimises the mean squared error over examples plus penalty
-    |w|^2. Features are standardised first, so their scale does not matter.
+    |w|^2. Features are standardised first, so that their scale does not matter.
 
     - `bank`: features of the images for the fit, `(n, feature)`.
     - `labels`: their classes, `(n,)`.
@@ -354,7 +354,7 @@ def ridge(
     It returns the scores, `(m, class)`.
     """
     mean, std = bank.mean(0, dtype=np.float64), bank.std(0, dtype=np.float64)
-    # A unit that does not vary carries no information: it becomes 0 instead of 0 / 0.
+    # A constant unit carries no information: it becomes 0 instead of 0 / 0.
     std = np.where(std > 1e-6 * std.max(initial=1e-12), std, np.inf)
     x = (bank - mean) / std
     y = np.eye(classes)[labels]
@@ -390,7 +390,7 @@ def neighbours(
     for i in range(0, len(seen), CHUNK):
         near = unit(seen[i : i + CHUNK]) @ units.T
         at = np.argpartition(-near, count - 1, axis=1)[:, :count]
-        # Minus 1, the largest cosine, so the exponential cannot overflow.
+        # Minus 1, the largest cosine, so that the exponential cannot overflow.
         votes = np.exp((np.take_along_axis(near, at, axis=1) - 1) / TEMPERATURE)
         one_hot = np.eye(classes)[labels[at]]
         scores.append((votes[..., None] * one_hot).sum(1))

@@ -1,4 +1,4 @@
-"""The run of `several_sources`: its stages, and the dataset that they make."""
+"""The run of `several_sources`: its stages, and the resulting dataset."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -22,7 +22,7 @@ LOADS = (0.625, 2.0)
 """Samples per dimension of the source, in the second panel."""
 DECAY = (1.0, 0.5, 0.25, 0.125)
 ORDERS = ("random", "first")
-# The rate at which the components of the third panel's offset fall.
+# The decay rate of the components of the third panel's offset.
 EXPONENT = 1.0
 
 
@@ -64,10 +64,10 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
 
 
 def _weights(config: Config) -> Mapping[str, np.ndarray]:
-    """Two sources: the weights by each rule, and their risks after fine-tuning."""
+    """Computes, for two sources, the weights by each rule and their risks after fine-tuning."""
     d, found = config.d, {"weight": [], "theory": [], "risk": []}
     for i, noise in enumerate(config.noises):
-        # The first source has another task, the second has more or less noise.
+        # The first source has a different task, and the second has more or less noise.
         of = (Samples(1.5, 0.5, 0.5), Samples(1.5, noise, 0.0))
         problem = Several(of, 0.5, config.sigma)
         n, beta_t = d // 2, jnp.asarray(problem.target(d))
@@ -96,7 +96,7 @@ def _weights(config: Config) -> Mapping[str, np.ndarray]:
 
 
 def _inputs(config: Config) -> Mapping[str, np.ndarray]:
-    """One source with a rotated covariance of inputs: risks before and after fine-tuning."""
+    """Computes risks before and after fine-tuning with a rotated covariance of inputs."""
     d, theory, risk = config.d, [], []
     for i, angle in enumerate(config.angles):
         for j, load in enumerate(LOADS):
@@ -115,7 +115,7 @@ def _inputs(config: Config) -> Mapping[str, np.ndarray]:
 
 
 def _ranks(config: Config) -> Mapping[str, np.ndarray]:
-    """Risks by the number of directions: at random, and with most of the offset first."""
+    """Computes risks by the number of directions: at random, and by the size of the offset."""
     d, n, sigma = config.d, config.samples(), config.sigma
     offset = np.arange(1.0, d + 1) ** -EXPONENT
     offset /= np.linalg.norm(offset)

@@ -1,1 +1,1 @@
-"""Code that several studies share: data, initial weights, regions and drawings. Not a study."""
+"""Code shared by several studies: data, initial weights, regions and drawings."""

@@ -1,4 +1,4 @@
-"""Checks of configs that concern several of their fields at once."""
+"""Checks of configs that involve several of their fields."""
 
 from operator import attrgetter
 

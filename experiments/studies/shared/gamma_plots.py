@@ -1,4 +1,4 @@
-"""The common elements of the figures of `proximal_spirals` and `proximal_gamma`.
+"""Common elements of the figures of `proximal_spirals` and `proximal_gamma`.
 
 Both show losses along the line gamma theta_1 + (1 - gamma) theta_2 through two models.
 """
@@ -64,7 +64,7 @@ def mark_scratch(ax: "Axes", values: "xr.DataArray", i: int) -> None:
 def mark_predicted(ax: "Axes", predicted: "xr.DataArray") -> None:
     """Draws a vertical line at each mean predicted gamma that is in view, with a marker on top.
 
-    Set the range of x first: it decides which lines are in view.
+    Set the range of x first, because it determines which lines are in view.
 
     Args:
       ax: The axes, with gamma along x.
@@ -105,7 +105,7 @@ def weights(ax: "Axes", rows: Mapping[str, "xr.DataArray"], solid: int, span: np
       ax: The axes, with gamma along x.
       rows: The weights by the label of their row, from top to bottom, each with the dimension
         "seed".
-      solid: How many of the rows, from the first, are measured. The others are predicted.
+      solid: The number of rows, from the first, that are measured. The others are predicted.
       span: The range of gamma that is drawn, `(2,)`.
     """
     ax.axvspan(0, 1, color=style.FAINT, alpha=0.12, lw=0)

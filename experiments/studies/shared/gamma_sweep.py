@@ -1,7 +1,7 @@
 """Code shared by `proximal_spirals` and `proximal_gamma`: the line through two models.
 
-It has the points on the line, the best of them, and the predictions from distances. gamma is the
-weight of the first model: theta(gamma) = gamma theta_1 + (1 - gamma) theta_2.
+It defines the points on the line, the best of them, and the predictions from distances. gamma is
+the weight of the first model: theta(gamma) = gamma theta_1 + (1 - gamma) theta_2.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ Start = Literal["shared", "independent"]
 # trained only on the target.
 STARTS = {"shared": [0, 0, 0], "independent": [0, 1, 2]}
 PAIRS = ("1-target", "2-target", "1-2")  # of the sources 1 and 2 and the target
-# The number of standard errors from which a difference counts.
+# The number of standard errors from which a difference is significant.
 DECIDED = 2.0
 SHARP = 0.1  # the largest standard error of a best gamma that serves as a reference
 PUBLISHED = -0.1244  # gamma* of SAIL, Sec. 4.4
@@ -84,8 +84,8 @@ def lowest(
       loss: The losses on the grid.
 
     Returns:
-      The gamma of the lowest loss, of the shape of `loss` without its last axis; NaN where no loss
-      is finite.
+      The gamma of the lowest loss, of the shape of `loss` without its last axis; NaN if no loss is
+      finite.
 
     >>> grid = np.linspace(-1, 2, 4)
     >>> lowest(grid, np.stack([(grid - 0.3) ** 2, grid])).round(6).tolist()
@@ -93,8 +93,8 @@ def lowest(
     """
     finite = np.where(np.isfinite(loss), loss, np.inf)
     i = finite.argmin(-1)
-    # An end of the grid uses its neighbour instead, so all three points exist. The result is not
-    # used there.
+    # An end of the grid uses its neighbour instead, so that all three points exist. The result is
+    # not used there.
     inner = np.clip(i, 1, len(gamma) - 2)
     left, middle, right = (
         np.take_along_axis(finite, (inner + k)[..., None], -1)[..., 0] for k in (-1, 0, 1)
@@ -120,7 +120,8 @@ def at(
       where: The gamma of each loss.
 
     Returns:
-      The losses there. Beyond the grid they are the losses of its ends; NaN where `where` is NaN.
+      The losses at these gammas. Beyond the grid, they are the losses of its ends; NaN if `where`
+      is NaN.
 
     >>> at(np.array([0.0, 1.0]), np.array([[2.0, 4.0], [2.0, 4.0]]), np.array([0.5, 7.0]))
     array([3., 4.])
@@ -258,7 +259,7 @@ def barrier(one: xr.Dataset) -> bool:
     """Returns whether the mean of two models is worse than either of them.
 
     If so, the seeds may have their best gammas on both sides of 1/2. The mean over seeds is then in
-    between, where no seed has its best gamma.
+    between, where it is best for no seed.
     """
     loss = one["end_excess"]
     return all(decided(loss.sel(end=0.5) - loss.sel(end=end)) > 0 for end in (0.0, 1.0))
@@ -272,7 +273,7 @@ def is_known(one: xr.Dataset) -> bool:
 
     Returns:
       Whether its standard error is at most `SHARP`, and no seed has its best gamma at an end of the
-      grid. Such a seed's best gamma may be anywhere beyond.
+      grid. The best gamma of such a seed may be anywhere beyond.
     """
     return _beyond(one) == 0 and float(mean_and_error(one["best"])[1]) <= SHARP
 
@@ -284,7 +285,7 @@ def _beyond(one: xr.Dataset) -> int:
 
 
 def stated_best(one: xr.Dataset) -> str:
-    """Writes the best gamma of one case as text.
+    """Formats the best gamma of one case.
 
     Args:
       one: The dataset of the case, with the variables `best` and `end_excess` and the grid `gamma`.
@@ -307,7 +308,7 @@ def by_case(
     looks: Int[np.ndarray, " look"],
     told: Callable[[xr.Dataset, int], str],
 ) -> str:
-    """Writes a text for each case, at each number of steps, into one line.
+    """Formats each case, at each number of steps, in one line.
 
     Args:
       cases: The datasets by the name of the case.
@@ -326,15 +327,15 @@ def by_case(
 def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
     """Computes how far each seed's loss is below the loss of training from scratch.
 
-    The loss is taken at the gamma with the best mean over the other seeds. The choice is thus made
-    on different data from the judgement.
+    The loss is evaluated at the gamma with the best mean over the other seeds, so that the choice
+    and the judgement use different data.
 
     Args:
       loss: The losses, with dimensions "seed" and "gamma".
       scratch: The losses of training from scratch, with the dimension "seed".
 
     Returns:
-      The differences by seed; positive where the loss is lower than from scratch.
+      The differences by seed; positive if the loss is lower than from scratch.
 
     >>> loss = xr.DataArray([[1.0, 9.0], [2.0, 9.0], [9.0, 3.0]], dims=("seed", "gamma"))
     >>> lead(loss, xr.DataArray([10.0, 10.0, 10.0], dims="seed")).values
@@ -342,7 +343,7 @@ def lead(loss: xr.DataArray, scratch: xr.DataArray) -> xr.DataArray:
     """
     values = loss.transpose("seed", "gamma").values
     finite = np.where(np.isfinite(values), values, np.inf)
-    # Infinite where one of the other seeds diverged, so such a gamma is not chosen.
+    # Infinite if one of the other seeds diverged, so that such a gamma is not chosen.
     best = [np.delete(finite, seed, 0).sum(0).argmin() for seed in range(len(finite))]
     return scratch - finite[np.arange(len(finite)), best]
 
@@ -356,7 +357,7 @@ def met(known: Sequence[tuple[xr.Dataset, int]], way: str) -> str:
 
     Returns:
       Text such as "3 of 4": the number of cases in which the prediction is within `DECIDED`
-      standard errors of the best gamma, among the cases in which two seeds or more define it.
+      standard errors of the best gamma, among the cases in which at least two seeds define it.
     """
     gaps = [(case["predicted"].sel(way=way) - case["best"].sel(look=look)) for case, look in known]
     gaps = [gap for gap in gaps if np.isfinite(mean_and_error(gap)[1])]

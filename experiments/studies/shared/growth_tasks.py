@@ -1,4 +1,4 @@
-"""The data for training grown networks, and the common training loop.
+"""Data for training grown networks, and the common training loop.
 
 `growth_ways` makes the initial large networks for `train`.
 """
@@ -55,14 +55,14 @@ class Data(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A training with Adam. Its learning rate rises linearly over `warmup` steps and then stays.
+    """A training with Adam, with a linear warmup over `warmup` steps and a constant learning rate.
 
     Attributes:
       steps: Number of steps.
       every: Steps between two evaluations, a divisor of `steps`.
       batch: Examples per step.
       rate: The highest learning rate.
-      warmup: Steps over which the rate rises.
+      warmup: Steps of the warmup.
       ramp: Steps over which masked structural growth activates its units.
     """
 
@@ -87,7 +87,7 @@ class Masked(NamedTuple):
 
     @property
     def maps(self) -> dict[str, SpaceMap]:
-        """Returns for each space that grows the map that pads it with new units."""
+        """Returns, for each space that grows, the map that pads it with new units."""
         return {name: growth.pad(self.spec.space(name).size, new) for name, new in self.sizes}
 
     def view(self, variables: PyTree, mask: ArrayLike) -> tuple[PyTree, Array | None]:
@@ -95,7 +95,7 @@ class Masked(NamedTuple):
 
         - `mask`: how active new units are, from 0 (absent) to 1 (fully active).
 
-        It returns the variables under the mask; and the weight of each unit in a LayerNorm of the
+        It returns the masked variables; and the weight of each unit in a LayerNorm of the
         residual stream, of shape (width,). The weight is None if no growing space is normalised by
         a LayerNorm.
         """
@@ -148,7 +148,7 @@ def of_images(pool: Pool, seed: int, replicates: int, *, held_out: int, rows: bo
       rows: Whether to flatten images into rows, for an MLP.
 
     Returns:
-      The data of each repetition. Images that are not held out are training images.
+      The data of each repetition. All other images are training images.
     """
     n = len(pool.labels)
     sizes = {"examples": n, "train": n - held_out, "validation": held_out}
@@ -245,7 +245,7 @@ def train(
 ) -> tuple[PyTree, PyTree, Float[Array, "evaluation"]]:
     """Trains a network on random minibatches, and measures the held-out loss during training.
 
-    Equal keys give equal minibatches to all networks.
+    All networks with the same key use the same minibatches.
 
     Args:
       net: The network; static.
@@ -264,7 +264,7 @@ def train(
     def loss(
         params: PyTree, rest: PyTree, timed_batch: tuple[Batch, Any], train: bool = True
     ) -> Any:
-        # The mask of new units depends on the step, so the step is part of the batch.
+        # The mask of new units depends on the step, so that the step is part of the batch.
         batch, t = timed_batch
         seen, weights = {"params": params, **rest}, None
         if masked is not None:
@@ -289,8 +289,9 @@ def train(
 def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
     """Estimates the floating-point operations of one training step, as 6 N D.
 
-    N counts the parameters, and D how often each is applied: once for each token, image or position
-    of a convolution. Embeddings are looked up, not applied, and do not count.
+    N is the number of parameters, and D the number of times that each is applied: once for each
+    token, image or position of a convolution. Embeddings are looked up, not applied, and are
+    excluded.
 
     Args:
       net: The network.
@@ -310,11 +311,11 @@ def flops(net: nn.Module, variables: PyTree, data: Data, batch: int) -> float:
 
 
 def _positions(net: nn.Module, module: str, data: Data) -> int:
-    """Returns how often one example applies a module's parameters: per token or pixel."""
+    """Returns how often an example uses a module's parameters: per token or pixel."""
     if isinstance(net, GPT):
         return net.context
     if isinstance(net, MLP) or module == "head":
         return 1
-    # Each stage but the first halves the sides of the image.
+    # Each stage except the first halves the sides of the image.
     stage = int(module[len("stage")]) if module.startswith("stage") else 0
     return (-(-data.learn.inputs.shape[1] // 2**stage)) ** 2

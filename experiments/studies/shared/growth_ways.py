@@ -1,4 +1,4 @@
-"""The growth methods of `growth_training`. Each gives the initial weights of a large network.
+"""Growth methods of `growth_training`. Each gives the initial weights of a large network.
 
 They call `sail_jax.growth`. `growth_tasks.train` trains their results.
 """
@@ -31,7 +31,7 @@ from sail_jax.basis.spaces import Spec
 from sail_jax.growth import learned, networks
 
 SCRATCH, MSG, LEARNED, TRANSPORT = "scratch", "msg", ("ligo", "sail"), "transport"
-PREPARED = (*LEARNED, TRANSPORT)  # these train the large network before its training counts
+PREPARED = (*LEARNED, TRANSPORT)  # these train the large network before its actual training
 
 # By their names here: a method of `growth.grow` and its options.
 WIDTH: dict[str, tuple[str, dict[str, Any]]] = {
@@ -50,7 +50,7 @@ DEPTH: dict[str, tuple[str, dict[str, Any]]] = {
     name: (name, {})
     for name in ("stack", "g_stack", "interpolate_depth", "dus", "llama_pro", "identity", "mix")
 }
-OWN_LAW = ("aki", "sail_svd")  # they do more to parameters than a change of basis
+OWN_LAW = ("aki", "sail_svd")  # these change parameters by more than a change of basis
 # The nonlinearities of the units of MLPs and ResNets.
 WRITERS = nn.Dense, nn.BatchNorm
 MATCHED = 256  # examples by which the units of two networks are matched
@@ -66,7 +66,8 @@ class Grown(NamedTuple):
       variables: The variables of the large network.
       state: Adam's state for them.
       masked: The units that a ramp will activate, if any.
-      exact: Whether the axes show that nothing is lost; the findings compare the first losses.
+      exact: Whether it follows from the axes that growth is lossless; the findings compare the
+        first losses.
       moved: Whether Adam's moments were moved exactly from the small network.
     """
 
@@ -78,7 +79,7 @@ class Grown(NamedTuple):
 
 
 def restarted(variables: PyTree) -> Grown:
-    """Begins a training with a new Adam state.
+    """Starts a training with a new Adam state.
 
     Args:
       variables: The variables to train.
@@ -142,15 +143,15 @@ def grow(
       target: The large network's configuration.
       data: The data, for the shape of an input.
       key: The random key for the method's draws.
-      move: Whether to move Adam's moments. Only changes of width have a law for it, except those in
-        `OWN_LAW`; other methods always restart Adam.
+      move: Whether to move Adam's moments. This is only defined for changes of width, except those
+        in `OWN_LAW`; other methods always restart Adam.
 
     Returns:
       The initial state of the large network's training.
     """
     if method == MSG:
         # Masked structural growth (Yao et al. 2023): random new units, absent at first. Padding
-        # makes them zero; they get random weights, which the mask hides at first.
+        # makes them zero; they then get random weights, which are masked at first.
         ramped = masked(source, target, data)
         wide = change_basis(variables, ramped.spec, ramped.maps)
         wide = growth.fresh_units(wide, ramped.spec, ramped.maps, key)
@@ -216,8 +217,7 @@ def learn(
 
 
 def _frozen(sizes: Mapping[str, Any]) -> Frozen:
-    """Converts a configuration to nested tuples, which are hashable and so can be static under
-    jit."""
+    """Converts a configuration to nested tuples, which are hashable and can be static under jit."""
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sizes.items())
 
 
@@ -225,7 +225,7 @@ def _frozen(sizes: Mapping[str, Any]) -> Frozen:
 def _learn(
     how: Learning, small: Frozen, large: Frozen, variables: PyTree, data: Data, key: PRNGKeyArray
 ) -> PyTree:
-    """`learn`, compiled: returns the variables of the large network."""
+    """Compiles `learn`; returns the variables of the large network."""
     source, target = dict(small), dict(large)
     net, (first, second) = build(target), jax.random.split(key)
     deepens = target.get("layers") != source.get("layers")
@@ -293,8 +293,8 @@ def transport(
 ) -> Grown:
     """Moves a small MLP or ResNet into the basis of a large network after a short training.
 
-    A large network with random weights computes nothing by which units could be matched, so it is
-    trained for a short time first.
+    The units of a large network with random weights cannot be matched, so it is first trained for a
+    short time.
 
     Args:
       schedule: The training of the large network.
@@ -326,7 +326,7 @@ def carried(
     data: Data,
     inputs: Array,
 ) -> PyTree:
-    """Expresses a small network by units like the large network's.
+    """Expresses a small network in units similar to those of the large network.
 
     The units of each growing space are coupled by transport of their activations. Each large unit
     becomes the mean of the small units that are coupled with it.
@@ -358,8 +358,8 @@ def _written(
 ) -> dict[str, Float[Array, "n units"]]:
     """Computes the outputs of a network's layers into each space, before a ReLU.
 
-    After a ReLU some units never vary. If several layers write into one space, such as the stream
-    of a ResNet, their outputs count as separate samples.
+    After a ReLU, some units are constant. If several layers write into one space, such as the
+    stream of a ResNet, their outputs are treated as separate samples.
     """
     _, seen = build(sizes).apply(
         variables, inputs, capture_intermediates=lambda module, _: isinstance(module, WRITERS)

@@ -1,4 +1,4 @@
-"""Learning rates of fine-tuning, and the results at chosen rates.
+"""Chooses learning rates of fine-tuning, and selects the results at chosen rates.
 
 `overtraining_language` and `overtraining_checkpoints` choose rates by the same rules.
 """
@@ -23,7 +23,7 @@ def tuned(dataset: xr.Dataset) -> xr.DataArray:
 
 
 def keeping_loss(dataset: xr.Dataset) -> float:
-    """Computes the loss below which a network counts as retaining the pre-training text.
+    """Computes the loss below which a network is considered to retain the pre-training text.
 
     Args:
       dataset: A finished run.
@@ -37,12 +37,12 @@ def keeping_loss(dataset: xr.Dataset) -> float:
 
 
 def known_before(dataset: xr.Dataset) -> xr.DataArray:
-    """Returns after which budgets models retain the text before they are fine-tuned."""
+    """Returns the budgets after which models retain the text before fine-tuning."""
     return dataset["base"].mean("seed") < keeping_loss(dataset)
 
 
 def best_rate(dataset: xr.Dataset) -> xr.DataArray:
-    """Finds the learning rate with the least validation loss.
+    """Finds the learning rate with the smallest validation loss.
 
     Args:
       dataset: A finished run.
@@ -57,7 +57,7 @@ def kept_rates(dataset: xr.Dataset, after: xr.DataArray | None = None) -> xr.Dat
     """Finds the largest learning rate at which models still retain the pre-training text.
 
     They retain the text if their mean loss afterwards, over seeds, is below `keeping_loss` after
-    every budget. Models that were not below it before are left out, because no rate can preserve
+    every budget. Models that were not below it before are excluded, because no rate can preserve
     what they never learned. `left_out` lists them. The paper draws rates "where the maximum
     pre-training perplexity, over all token budgets, is less than 6", "where the model is still
     retaining pre-training capability" (App. C.1).
@@ -99,14 +99,14 @@ def rates_by_others(
 ) -> xr.DataArray:
     """Chooses a rate for each seed from all other seeds.
 
-    No seed is thus judged at a rate that was chosen on it.
+    No seed is therefore evaluated at a rate that was chosen on it.
 
     Args:
       dataset: A finished run of two or more seeds.
       choose: Computes the rate of each task from a run.
 
     Returns:
-      The rate, [seed, task]; NaN where `choose` finds no rate.
+      The rate, [seed, task]; NaN if `choose` finds no rate.
     """
     seeds = dataset["seed"].values
     return xr.concat([choose(dataset.sel(seed=seeds != s)) for s in seeds], dataset["seed"])
@@ -126,7 +126,7 @@ def at_chosen(
       The measurements; NaN for the seeds without a rate.
     """
     found = rates.notnull()
-    # Any rate serves for a seed without a valid result.
+    # Any rate can be used for a seed without a valid result.
     at = values.sel(rate=rates.fillna(float(values["rate"][0]))).drop_vars("rate")
     return measure(at).where(found)
 
@@ -182,8 +182,8 @@ def slope(values: xr.DataArray, dim: str = "budget") -> xr.DataArray:
 def last_costs(loss: xr.DataArray) -> xr.DataArray:
     """Computes the cost of the last budget: its loss minus the loss at the best earlier budget.
 
-    The best earlier budget of a seed is the one with the least mean loss over the other seeds, so
-    noise alone does not make the cost positive.
+    The best earlier budget of a seed is the one with the smallest mean loss over the other seeds,
+    so that noise alone does not make the cost positive.
 
     Args:
       loss: Losses [budget, seed, ...], of two or more budgets and seeds.
@@ -207,10 +207,10 @@ def chosen(rates: xr.DataArray) -> str:
     """Formats learning rates that were chosen for each seed on the others.
 
     Args:
-      rates: The rates, [seed]; NaN where no rate retains the text.
+      rates: The rates, [seed]; NaN if no rate retains the text.
 
     Returns:
-      The least and the largest rate, or a note that there is none.
+      The smallest and the largest rate, or a note that there is none.
     """
     if not bool(rates.notnull().any()):
         return "no such rate"
@@ -227,7 +227,7 @@ def count(tokens: float) -> str:
       tokens: The number, >= 0.
 
     Returns:
-      Text such as "4.2M". Numbers from 100 of a unit on are rounded to whole units.
+      Text such as "4.2M". Numbers of 100 units or more are rounded to whole units.
 
     >>> count(131072), count(4194304), count(4e9)
     ('131k', '4.2M', '4B')

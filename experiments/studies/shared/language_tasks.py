@@ -1,4 +1,4 @@
-"""The training data of language models: a text to pre-train on, and tasks to fine-tune on.
+"""Training data of language models: a text to pre-train on, and tasks to fine-tune on.
 
   shifted    blocks of the same text with high mean token values, as SAIL splits a text (App.
              H.1); if this is a task, pre-training does not use them
@@ -7,8 +7,9 @@
 
 A task may also be the path of a tokenised text (.bin, .npy) with the same vocabulary, or of a file
 in JSON lines (.jsonl). `experiments.data.classes` reads texts with classes. Their training target
-is the words of the right class, and classes compete by their length-normalised likelihood. Other
-texts are learned as they are (`experiments.data.documents`), each in its own sequence.
+is the words of the correct class, and the predicted class has the largest length-normalised
+likelihood. Other texts are learned unchanged (`experiments.data.documents`), each in a separate
+sequence.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,11 +34,11 @@ SHIFTED = 66.0
 
 
 class Batch(NamedTuple):
-    """Sequences of tokens, and which of these the network should predict.
+    """Sequences of tokens, and which of them the network should predict.
 
     Attributes:
       tokens: One more token than the network's input, `(..., token + 1)`.
-      scored: Whether each token, from the second on, counts in the loss, `(..., token)`.
+      scored: Whether each token, from the second on, is part of the loss, `(..., token)`.
     """
 
     tokens: Int32[np.ndarray, "*any token_and_next"]
@@ -92,8 +93,8 @@ class Corpus(NamedTuple):
 
         - `step`: number of the step, from 0.
 
-        It returns the sequences, `(size, context + 1)`. They depend only on the arguments, so a
-        training can continue from any step.
+        It returns the sequences, `(size, context + 1)`. They depend only on the arguments, so that
+        a training can continue from any step.
         """
         windows = tokens.batch(
             self.text.train, step, seed=seed, size=size, context=self.context, chosen=self.usual[0]
@@ -143,7 +144,7 @@ def load(data: TextData, vocab: int, context: int, names: Sequence[str]) -> Corp
       The corpus.
 
     Raises:
-      ValueError: If the text has another vocabulary than the network.
+      ValueError: If the text has a different vocabulary from the network.
       DataError: If files are missing or damaged.
     """
     if data.name == OFFLINE_TEXT and vocab != text.VOCAB:
@@ -190,14 +191,14 @@ def encoder(data: TextData, tokenizer: str | None) -> Encode:
 
     Args:
       data: The text of pre-training.
-      tokenizer: The tokenizer.json that made it; None if there is none.
+      tokenizer: The tokenizer.json that produced it; None if there is none.
 
     Returns:
-      A function from bytes in UTF-8 to tokens `(n,)`. Without a tokenizer, and for another text
-      than the offline one, it raises `ValueError` when it is called.
+      A function from bytes in UTF-8 to tokens `(n,)`. Without a tokenizer, and for any text except
+      the offline one, it raises `ValueError` when it is called.
 
     Raises:
-      DataError: If the tokenizer is missing, damaged or of another kind. It is a `ValueError`.
+      DataError: If the tokenizer is missing, damaged or of a different kind. It is a `ValueError`.
     """
     if tokenizer is not None:
         return gpt2_tokens.load(tokenizer)
@@ -205,7 +206,7 @@ def encoder(data: TextData, tokenizer: str | None) -> Encode:
 
 
 def _unencoded(_: bytes) -> Any:
-    """Refuses to encode text, which needs a tokenizer."""
+    """Raises an error for text, which requires a tokenizer."""
     raise ValueError(
         "tune.tokenizer must be the one that made data, where tune.tasks or benchmarks.files hold "
         "text"
@@ -253,7 +254,7 @@ def task(
 
     Raises:
       ValueError: If there are too few blocks or texts, a question is longer than the context, text
-        needs a tokenizer and there is none, or the task needs another vocabulary.
+        requires a tokenizer and there is none, or the task requires a different vocabulary.
       DataError: If the file of a path is missing or damaged.
     """
     learn, validation, test = sizes
@@ -298,7 +299,7 @@ def _divided(name: str, count: int, sizes: tuple[int, int, int], seed: int) -> l
 def _documents(
     name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
 ) -> Task:
-    """Reads texts that are learned as they are."""
+    """Reads texts that are learned unchanged."""
     texts = documents.read(name)
     parts = _divided(name, len(texts), sizes, seed)
     try:
@@ -313,13 +314,13 @@ def _documents(
 def _classes(
     name: str, corpus: Corpus, sizes: tuple[int, int, int], seed: int, encode: Encode
 ) -> Task:
-    """Reads texts with classes. The training target is only the right class of each."""
+    """Reads texts with classes. The training target is only the correct class of each."""
     items, length = classes.read(name), corpus.context + 1
     parts = _divided(name, len(items), sizes, seed)
     right = [items[k]._replace(choices=(items[k].choices[items[k].answer],)) for k in parts[0]]
     try:
         packed = choices.pack([item._replace(answer=0) for item in right], encode, length)
-        # Packed together, so both have equally many places for choices.
+        # Packed together, so that both have the same number of positions for choices.
         asked = choices.pack([items[k] for part in parts[1:] for k in part], encode, length)
     except ValueError as error:
         raise ValueError(f"tune.tasks: {name}: {error}") from None
@@ -347,14 +348,14 @@ def rotated(sequences: Int32[np.ndarray, "*any"]) -> Int32[np.ndarray, "*any"]:
     >>> bytes(rotated(text.encode(b"import sys").astype(np.int32)).astype(np.uint8) + 32)
     b'vzcbeg flf'
     """
-    table = np.arange(text.VOCAB, dtype=np.int32)  # a token is a character's code less 32
+    table = np.arange(text.VOCAB, dtype=np.int32)  # a token is a character's code minus 32
     for first in (ord("a") - 32, ord("A") - 32):
         table[first : first + 26] = first + (np.arange(26) + 13) % 26
     return table[sequences]
 
 
 def _questions(items: Sequence[choices.Item], context: int) -> Batch:
-    """Encodes each question with its right answer and a new line, and pads it with spaces.
+    """Encodes each question with its correct answer and a new line, and pads it with spaces.
 
     The padding is not scored.
     """

@@ -1,4 +1,4 @@
-"""Training of many networks side by side for studies of overtraining, and its losses.
+"""Trains many networks in parallel for studies of overtraining, and computes their losses.
 
 The networks are stacked along a leading axis of all parameters and trained by
 `experiments.training`. They are called members.
@@ -69,7 +69,7 @@ def mean_loss(net: nn.Module) -> Callable[[PyTree, Batch], Float[Array, ""]]:
 
     Returns:
       `loss(params, batch)`, which returns a scalar. Equal networks give the same function object,
-      so the probes compile once.
+      so that the probes compile once.
     """
     return lambda params, batch: nll(net, params, batch).mean()
 
@@ -105,8 +105,8 @@ def own_losses(
 
     Returns:
       The losses, `(example,)`. For sequences this is `nll`, in nats per token. For texts with
-      classes it is the negative log-probability of the right class in nats, where classes compete
-      by their log-likelihood per token. exp of its mean is the perplexity over the classes.
+      classes it is the negative log-probability of the correct class in nats, in a softmax of the
+      log-likelihoods per token. exp of its mean is the perplexity over the classes.
 
     References:
       Springer et al., 2025 (arXiv 2503.19206), Appendix C.1.
@@ -145,8 +145,8 @@ def _fit(net: nn.Module, training: Training, count: int, where: Layout, join: Jo
         whole = lambda p: p if join is None else join(mutable, p)  # noqa: E731
         member_loss = lambda p, b, k: nll(net, whole(p), b, k).mean()  # noqa: E731
         losses = jax.vmap(member_loss, (0, 1, 0))(params, batch, jax.random.split(key, count))
-        # The value is the mean, which is logged. The gradient is the sum's: each member gets the
-        # gradient of its own loss, for any number of members.
+        # The value is the mean, which is logged. The gradient is that of the sum: each member gets
+        # the gradient of its own loss, for any number of members.
         total = losses.sum()
         return losses.mean() + (total - jax.lax.stop_gradient(total)), {}, mutable
 
@@ -184,15 +184,15 @@ def together(
     stops: Sequence[int] | None = None,
     score: Callable[[PyTree], Float[Array, " member"]] | None = None,
 ) -> list[PyTree]:
-    """Trains several networks of one shape side by side.
+    """Trains several networks of one shape in parallel.
 
-    With `stops` and `score`, each network is returned as it was at the stop with its least score
-    (early stopping). Among equal scores the first counts.
+    With `stops` and `score`, each network is returned as it was at the stop with its smallest score
+    (early stopping). Of equal scores, the first is used.
 
     Args:
       net: The network.
       training: The settings of the training. `optimizer.members`, if given, are each network's
-        share of the schedule's learning rate.
+        fraction of the schedule's learning rate.
       params: Initial parameters, one tree for each network.
       batch: Gives the minibatch of a step, `(example, member, ...)`.
       steps: Number of steps.
@@ -222,7 +222,7 @@ def together(
     state = fit.start(stacked(members), key, frozen)
     kept, least = None, None
     for k, stop in enumerate(stops or (steps,), 1):
-        # A folder for each stop, so a killed training finds the states at all earlier stops.
+        # A folder for each stop, so that a killed training finds the states at all earlier stops.
         own = directory / f"stop-{k}" if directory is not None and stops else directory
         state = fit.run(
             state,

@@ -1,7 +1,7 @@
 """Over-training of two-layer linear networks in closed form: the tasks, and losses over time.
 
-`overtraining_linear` draws its diagrams from these, and `overtraining_language` the theory next to
-its own measurements.
+`overtraining_linear` uses them for its diagrams, and `overtraining_language` for the theory next to
+its measurements.
 """
 
 from typing import TYPE_CHECKING, Annotated
@@ -42,7 +42,7 @@ class Tasks:
         """Computes the singular values of the pre-training task, scale i^-decay.
 
         Args:
-          decay: The exponent; None for the config's.
+          decay: The exponent; None for that of the config.
 
         Returns:
           The values, `(d,)`.
@@ -55,7 +55,7 @@ class Tasks:
 
         Args:
           sigma: Singular values of the pre-training task, `(d,)`.
-          ratio: The ratio in the misaligned modes; None for the config's.
+          ratio: The ratio in the misaligned modes; None for that of the config.
 
         Returns:
           The values, `(d,)`.
@@ -106,7 +106,7 @@ def tuned_losses(
       sigma: Singular values of the pre-training task.
       target: Singular values of the fine-tuning task, of any shape that broadcasts with `start`.
       time: The time of fine-tuning, learning rate times steps.
-      anchor: The strength lambda of the penalty that keeps weights near their initial values.
+      anchor: The strength lambda of the penalty that keeps weights close to their initial values.
 
     Returns:
       The pre-training loss and the fine-tuning loss, summed over the modes' axis.
@@ -127,7 +127,7 @@ def inflection(times: np.ndarray, loss: "ArrayLike") -> np.ndarray:
       loss: The pre-training loss afterwards, `(row, time)`.
 
     Returns:
-      The time of least loss in each row; NaN if this is the last time.
+      The time with the smallest loss in each row; NaN if this is the last time.
     """
     best = times[np.asarray(loss).argmin(1)]
     return np.where(best < times[-1], best, np.nan)

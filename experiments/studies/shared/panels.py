@@ -1,4 +1,4 @@
-"""Panels for several studies: rows of means with error bars."""
+"""Panels shared by several studies: rows of means with error bars."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""The common elements of the figures of transfer: words, colours, and measured points.
+"""Common elements of the figures of transfer: words, colours, and measured points.
 
 `transfer_phase` and `transfer_factors` draw with them.
 """
@@ -15,7 +15,7 @@ from sail_jax.drawing import style
 NAMES = {"linear": "Linear transfer", "fine_tuning": "Fine-tuning"}
 MEASURED = {
     "linear": "simulation: least squares",
-    # The averaged estimator uses theory's scale c, too, so it does not test c.
+    # The averaged estimator also uses the theoretical scale c, so it does not test c.
     "fine_tuning": "estimator, averaged over data",
 }
 DOTS = {"linear": "least squares", "fine_tuning": "estimator"}
@@ -39,21 +39,21 @@ def layers(depth: float) -> str:
 
 
 def heat(ax: Axes, x: np.ndarray, y: np.ndarray, values: np.ndarray, reach: float = 1.0) -> None:
-    """Draws transferability as colours: orange where transfer helps, purple where it hurts.
+    """Draws transferability as colours: orange if transfer helps, purple if it hurts.
 
     Args:
       ax: The axes.
       x: Columns of the map.
       y: Rows of the map.
       values: Transferability, `(y, x)`.
-      reach: The value of the strongest colours.
+      reach: The value at the ends of the colour scale.
     """
     looks: dict[str, Any] = {"cmap": style.DIVERGING, "vmin": -reach, "vmax": reach}
     style.heatmap(ax, values, x=x, y=y, label="$T$", **looks)
 
 
 def limits(at: xr.Dataset, *maps: np.ndarray) -> float:
-    """Chooses the value of the strongest colours.
+    """Chooses the value at the ends of the colour scale.
 
     Args:
       at: The dataset. Its attribute `limits` is the value if it exists.
@@ -66,9 +66,9 @@ def limits(at: xr.Dataset, *maps: np.ndarray) -> float:
 
 
 def _reach(*maps: np.ndarray) -> float:
-    """Returns the value of the strongest colours, chosen from the data.
+    """Returns the value at the ends of the colour scale, chosen from the data.
 
-    It exceeds 19 of 20 values of the sign with smaller values, and three quarters of all values.
+    It exceeds 95 % of the values of the sign with smaller values, and 75 % of all values.
     Near n = d gains are unbounded, and losses would be invisible at their scale. Values beyond it
     are clipped, and the bar has a pointed end.
     """

@@ -1,4 +1,4 @@
-"""The regions where theory predicts that transfer helps or hurts, and findings on them.
+"""Regions where theory predicts that transfer helps or hurts, and findings on them.
 
 `transfer_phase` and `transfer_factors` share these functions.
 """
@@ -25,16 +25,16 @@ def split(
     far: Bool[np.ndarray, "*#grid"],
     printed: Float[np.ndarray, "*#grid"] | float = np.nan,
 ) -> Bool[np.ndarray, "region *grid"]:
-    """Finds the points of a grid that lie in each of `REGIONS`.
+    """Finds the points of a grid in each of `REGIONS`.
 
-    Transfer "hurts" where transferability is below 0, and "helps" where it is above. "disputed" are
+    Transfer "hurts" if transferability is below 0, and "helps" if it is above. "disputed" are
     points where it hurts although the paper's formula predicts that it helps. NaN values are in no
     region.
 
     Args:
       theory: Transferability at each point of the grid.
       far: Whether the point is far enough from n = d to be counted; broadcast to the grid.
-      printed: Transferability by the paper's formula; NaN where it is not disputed.
+      printed: Transferability by the paper's formula; NaN if it is not disputed.
 
     Returns:
       Masks of the regions `(region, *grid)`.
@@ -51,10 +51,10 @@ def zero(
     *,
     most: float = 2.0,
 ) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, "k *broadcast"]]:
-    """Computes theory's line of no gain and no loss, at finite d.
+    """Computes the theoretical line of no gain and no loss, at finite d.
 
-    The line of linear transfer is exact for n samples in d dimensions, here also between whole n.
-    The line of fine-tuning is only known in the limit n, d -> inf, and ends at n = d.
+    The line of linear transfer is exact for n samples in d dimensions, here also between integers
+    n. The line of fine-tuning is only known in the limit n, d -> inf, and ends at n = d.
 
     Args:
       mode: "linear" or "fine_tuning".
@@ -65,16 +65,16 @@ def zero(
 
     Returns:
       Loads, ascending, and angles up to pi/2 for each load and the broadcast of `sigma` and
-      `depth`; the angle is NaN where transfer helps at every angle, or hurts at every one.
+      `depth`; the angle is NaN if transfer helps at every angle, or hurts at every one.
     """
-    # Findings and pages read this module and need no JAX.
+    # Findings and pages use this module without JAX.
     from theory import deep_linear as dl
 
     rest = np.broadcast_shapes(np.shape(sigma), np.shape(depth) if mode == "fine_tuning" else ())
     if mode == "linear":
         load = np.linspace(2 / d, most, POINTS)
     else:
-        # The line may fall within a thousandth of n = d: points crowd there.
+        # The line may change rapidly within a thousandth of n = d, where points are dense.
         near = 1 - np.geomspace(1e-2, 1e-7, POINTS // 4)
         load = np.concatenate([np.linspace(0.0, 0.99, POINTS, endpoint=False), near])
         load = load[load <= most]
@@ -85,7 +85,7 @@ def zero(
     else:
         angle = np.asarray(dl.fine_tuning_boundary(load=column, sigma=sigma, depth=depth), float)
     ends = np.isclose(angle, 0, atol=1e-9) | np.isclose(angle, np.pi / 2, atol=1e-9)
-    # The first point at an end is kept, so the line reaches the end.
+    # The first point at an end is kept, so that the line reaches the end.
     inner = np.pad(~ends, [(1, 1)] + [(0, 0)] * len(rest))
     return load, np.where(ends & ~inner[:-2] & ~inner[2:], np.nan, angle)
 
@@ -113,8 +113,8 @@ def judged_regions(
 ) -> Iterator[Finding]:
     """Judges, region by region, whether transfer hurts or helps where and as much as predicted.
 
-    That transfer hurts or helps at all is judged as "same sign". That it does so as much as theory
-    predicts is judged as agreement, a test of equivalence (`experiments.lab.findings.agrees`).
+    The sign alone is judged as "same sign". Agreement of the size with theory is judged by a test
+    of equivalence (`experiments.lab.findings.agrees`).
 
     Args:
       name: The judged quantity, such as "linear transfer at σ = 0.2".
@@ -124,7 +124,7 @@ def judged_regions(
       theory: Transferability in theory, by region.
 
     Yields:
-      The findings. An empty region is "not tested", or left out if it is "disputed".
+      The findings. An empty region is "not tested", or omitted if it is "disputed".
     """
     claims = {
         "hurts": f"{name} hurts on average over the points where theory predicts it (same sign)",

@@ -1,6 +1,6 @@
 """Tests on a finished run whether averages of checkpoints can replace decay; tabulates both.
 
-Windows are chosen on one half of the held-out examples and judged on the other.
+Windows are chosen on one half of the held-out examples and evaluated on the other.
 """
 
 import xarray as xr

@@ -16,7 +16,8 @@ from experiments.studies.trajectory_averaging.config import Config
 from sail_jax.trajectory import weights
 from theory.merging.averaging import Moments, NoisyQuadratic, averaged, decayed
 
-# The curvatures times the rate: from those too small for any window to those that forget at once.
+# The curvatures times the rate: from those too small for any window to those that forget
+# immediately.
 PACES = np.logspace(-4, -0.5, 15)
 
 
@@ -76,13 +77,13 @@ def predict(
       known: The rows of `design`.
       curve: Losses of the checkpoints of the constant run.
       averaged: Losses of the averages.
-      decayed: Losses of the decayed runs, to fit them, too; None to predict them.
+      decayed: Losses of the decayed runs, to fit them as well; None to predict them.
 
     Returns:
       The losses `averaged` and `decayed`; `level`, the loss at the minimum; and each curvature's
       contribution to the last checkpoint, `bias` and `noise`.
     """
-    # The curve counts as much as one window, because its many checkpoints share their noise.
+    # The curve has the weight of one window, because its many checkpoints share their noise.
     shares = [(known.averaged.shape[1] / curve.size) ** 0.5, 1.0, 1.0]
     pairs = [(known.curve, curve), (known.averaged, averaged)]
     if decayed is not None:

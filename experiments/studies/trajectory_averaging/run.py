@@ -102,7 +102,7 @@ def load(config: Config, task: Task) -> list[Halves]:
     Returns the data, one entry for each repetition. Text is the same for all. Images have a new
     split for each.
 
-    Raises `DataError` if the data cannot be read, or do not suffice.
+    Raises `DataError` if the data cannot be read, or are not sufficient.
     """
     held_out = config.training(task).held_out
     with refused():

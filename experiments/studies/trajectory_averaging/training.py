@@ -18,7 +18,7 @@ from experiments.training.descent import descend
 from sail_jax.trajectory import decay_of, weights
 
 RULES = {"adam": optax.scale_by_adam(), "sgd": optax.identity()}
-# The share of its running statistics that `ResNet`'s BatchNorm keeps in a step.
+# The momentum of the running statistics of `ResNet`'s BatchNorm.
 KEPT = 0.9
 
 

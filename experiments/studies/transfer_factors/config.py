@@ -40,8 +40,8 @@ class Loads:
 class Config:
     """Loads and values of one factor, at one angle between the tasks and one level of noise.
 
-    ValueError is raised if a value does not suit the factor, if the loads give fewer than 3 samples
-    or the same number twice, or if a number of samples is within 1 of d.
+    ValueError is raised if a value is invalid for the factor, if the loads give fewer than 3
+    samples or the same number twice, or if a number of samples is within 1 of d.
     """
 
     factor: Factor = "spectrum"

@@ -10,12 +10,12 @@ NAMES = {"linear": "linear transfer", "fine_tuning": "fine-tuning"}
 
 
 def findings(dataset: xr.Dataset) -> list[Finding]:
-    """Judges whether transfer hurts and helps where theory predicts, and whether stopping pays.
+    """Judges whether transfer hurts and helps as predicted, and whether stopping early is better.
 
-    Returns the findings. Datasets of an older version have no values of single draws, and
-    give none.
+    Returns the findings. Datasets of an older version contain no values of single draws, and give
+    no findings.
     """
-    # Runs of earlier versions did not keep single data sets.
+    # Runs of earlier versions did not store single data sets.
     if "region" not in dataset:
         return []
     where = "features are fate, Sec. 3", "white inputs, trained to the end from a known source"
@@ -36,7 +36,7 @@ def _source(dataset: xr.Dataset, mode: str) -> str:
     """Describes the quantity that was averaged over random data."""
     if mode == "linear":
         return "least squares on random data"
-    # The last time may be infinite, where the estimator replaces the flow.
+    # The last time may be infinite, in which case the estimator replaces the flow.
     timed = dataset.attrs["factor"] == "time"
     return "gradient flow on random data" if timed else "estimator, averaged over data"
 
@@ -50,8 +50,8 @@ def _stops(dataset: xr.Dataset) -> bool:
 def _stopping(dataset: xr.Dataset) -> Finding:
     """Judges whether stopping early lowers the risk of fine-tuning at the load nearest to 1.
 
-    The time is chosen on the first half of the draws and judged on the others. On its own draws a
-    chosen time would look better than it is.
+    The time is chosen on the first half of the draws and evaluated on the others. On the same
+    draws, a chosen time would appear better than it is.
     """
     log_risk = np.log(dataset["risk_near"].values)
     lower = log_risk[:, -1:] - log_risk[:, :-1]

@@ -128,7 +128,7 @@ def _stopped(dataset: xr.Dataset) -> Figure:
 
 
 def _broken(ax: Axes, x: np.ndarray, y: np.ndarray, color: str) -> None:
-    """Draws a curve in two pieces, so it does not cross the divergence at load = 1."""
+    """Draws a curve in two pieces, so that it does not cross the divergence at load = 1."""
     for side in (x < 1, x > 1):
         ax.plot(x[side], y[side], color=color, lw=1.4)
 

@@ -1,4 +1,4 @@
-"""The run of `transfer_factors`: its stages, and the dataset that they make."""
+"""The run of `transfer_factors`: its stages, and the resulting dataset."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,7 +30,7 @@ def run(config: Config, stage: Stage = direct) -> xr.Dataset:
     (n/d). `risk_*` are risks. `linear_*` and `fine_tuning_*` are transferabilities R_scratch -
     R_transfer: theory, mean and standard deviation over draws, and the 16, 50 and 84 % quantiles.
     `*_region` are means over `regions.REGIONS`, and `risk_near` is the risk of fine-tuning at the
-    load nearest to 1, draw by draw.
+    load closest to 1, draw by draw.
     """
     keys = jax.random.split(jax.random.key(config.seed), config.draws + 1)
     theory = stage("theory", lambda: _theory(config, keys[0]))["risk"]
@@ -136,7 +136,7 @@ def _theory(config: Config, key: jax.Array) -> dict[str, jax.Array]:
 def _converged(
     s: jax.Array, a: jax.Array, b: jax.Array, n: jax.Array, sigma: float, depth: float
 ) -> tuple[jax.Array, ...]:
-    """Computes the risks after training to the end: from scratch, by transfer, by fine-tuning."""
+    """Computes the risks of converged training: from scratch, by transfer, by fine-tuning."""
     return (
         covariance.scratch_risk(s, b, n=n, sigma=sigma),
         covariance.linear_transfer_risk(s, a, b, n=n, sigma=sigma),
@@ -164,7 +164,7 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
     sigma, depth, d = config.sigma, config.depth, config.d
 
     def data(key: jax.Array, n: jax.Array, s: jax.Array, beta: jax.Array, rows: int = most):
-        """Draws n samples in an array of `rows` rows, so every load has the same shape.
+        """Draws n samples in an array of `rows` rows, so that every load has the same shape.
 
         The other rows are 0. The scale makes X^T X / rows equal to the usual X^T X / n.
         """
@@ -219,7 +219,7 @@ def _simulate(config: Config, keys: jax.Array, key: jax.Array, ns: jax.Array, sp
         rows = np.array([min(load, 1e6) * d for load in config.values])
 
         def of_value(value: tuple[jax.Array, jax.Array]) -> jax.Array:
-            """Calls `data` for the source task: equally many rows for every load, in turn."""
+            """Calls `data` for the source task: the same number of rows for every load, in turn."""
             i, n_s = value
             # From 2 on, because the target's noise has folded 1 into the same key.
             z, labels = data(jax.random.fold_in(key, i + 2), n_s, s, beta_s, limit)

@@ -1,6 +1,6 @@
 """Trained networks, compared with theory on the same data sets.
 
-These kinds are compared. Each has one more property of the network than the one before:
+These kinds are compared. Each has one more property of the network than the previous one:
 
   estimator  the end of training: alpha -> 0, t -> inf (`theory.deep_linear.estimators`)
   flow       gradient flow of rank one, alpha -> 0, at the time at which the network stopped
@@ -9,7 +9,7 @@ These kinds are compared. Each has one more property of the network than the one
 
 The difference between a network and its estimator is thus a sum of three parts: stopping time (flow
 - estimator), learning rate (narrow - flow) and size of the initial weights (network - narrow). From
-scratch, one layer begins at the network's own initial weights. For more than two layers no flow is
+scratch, one layer starts at the network's own initial weights. For more than two layers no flow is
 known.
 """
 
@@ -31,7 +31,7 @@ def gains(dataset: xr.Dataset, near: bool = False, of: str = "risk") -> xr.DataA
 
     Args:
       dataset: The study's dataset, with trained networks.
-      near: Whether to keep loads that are so near n = d that means over draws do not exist.
+      near: Whether to keep loads that are so close to n = d that means over draws do not exist.
       of: The variable with the risks, `risk` or `orthogonal_risk`.
 
     Returns:

@@ -45,10 +45,9 @@ class Networks:
     weights of its experiments (App. D.1) do not. Needs two layers or more, and twice the time."""
 
     def growth_time(self) -> float:
-        """Computes the least time in which layers grow from their initial size to size 1.
+        """Computes the shortest time in which layers grow from their initial size to size 1.
 
-        Layers begin with norm a_0 = 2 alpha sqrt(d). They grow at most by da/dt = a^(L-1), so the
-        time is
+        Layers start with norm a_0 = 2 alpha sqrt(d). They grow at most by da/dt = a^(L-1), so the
         time is
 
             -log a_0 for L = 2, else (1 - a_0^(2-L)) / (2 - L).
@@ -61,10 +60,9 @@ class Networks:
 class Config:
     """Target data sets of n = load d samples in d dimensions, from a source at angle theta.
 
-    A load that gives fewer than 3 samples raises ValueError. So does, with noise, a number of
-    samples within 1 of d. With trained networks, so do a number of layers that does not suit the
-    modes or depths, a learning rate that may be unstable, and too few steps for the weights to
-    grow.
+    A ValueError is raised if a load gives fewer than 3 samples or, with noise, a number of samples
+    within 1 of d; and with trained networks, if the number of layers is invalid for the modes or
+    depths, the learning rate may be unstable, or there are too few steps for the weights to grow.
     """
 
     FORMER: ClassVar = {
@@ -197,7 +195,8 @@ PRESETS: dict[str, Config] = {
         train=True,
         networks={"d": 500, "cells": (20, 17), "rate": 1e-3, "steps": 100_000},
     ),
-    # App. D.1's initial weights, which break the theorems' assumption, next to some that satisfy it
+    # App. D.1's initial weights, which violate the theorems' assumption, next to some that satisfy
+    # it
     "initialisation": varied(
         DEFAULT,
         d=200,

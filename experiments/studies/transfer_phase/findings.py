@@ -38,10 +38,10 @@ def findings(dataset: xr.Dataset) -> list[Finding]:
 
     It uses the largest noise. It also judges trained networks, if there are any.
 
-    Returns the findings. Datasets of an older version have no values of single draws, and
-    give none.
+    Returns the findings. Datasets of an older version contain no values of single draws, and give
+    no findings.
     """
-    # Runs of earlier versions did not keep single data sets.
+    # Runs of earlier versions did not store single data sets.
     if "region" not in dataset:
         return []
     judgements = [
@@ -143,7 +143,7 @@ def _of_networks(
 
 
 def _of_starts(dataset: xr.Dataset) -> Iterator[Finding]:
-    """Judges whether breaking the assumption on initial weights matters, as normal weights do."""
+    """Judges whether violating the assumption on initial weights, as normal weights do, matters."""
     if "orthogonal_risk" not in dataset:
         return
     where = "features are fate, eq. 22 and App. D.1"
@@ -183,8 +183,7 @@ def summary(dataset: xr.Dataset) -> str:
     for mode, name, at in _shown(dataset):
         theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
         stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-        # From n = d on fine-tuning equals scratch training, so there is no sign there, up to
-        # rounding.
+        # For n >= d fine-tuning equals scratch training, so there is no sign, up to rounding.
         decided = np.abs(theory) > 4 * np.maximum(stderr, ROUNDING)
         agree = np.mean(np.sign(theory[decided]) == np.sign(mean[decided]))
         z = (mean - theory)[stderr > ROUNDING] / stderr[stderr > ROUNDING]

@@ -1,4 +1,4 @@
-"""Fine-tuning by gradient flow, solved numerically, without a formula for its end.
+"""Fine-tuning by gradient flow, solved numerically, without a formula for its limit.
 
 `run` averages the estimator of fine-tuning, which has the same scale c as the closed form. Here the
 predictor of a balanced network follows its differential equation from the source task on. At these
@@ -22,7 +22,7 @@ from theory import problems
 
 D = 24
 DRAWS = 12
-COUNTS = np.arange(3, D - regions.FAR + 1, 4)  # of samples; nearer to d the flow takes too long
+COUNTS = np.arange(3, D - regions.FAR + 1, 4)  # of samples; closer to d the flow takes too long
 ANGLES = 7
 TIME = 200.0  # at unit rate; the slowest direction has a rate of about (1 - sqrt(n/d))^2 = 0.01
 
@@ -36,10 +36,10 @@ def flowed(config: Config, stage: Stage = direct) -> xr.Dataset:
       stage: The stage function, which computes or restores the parts of the run.
 
     Returns:
-      `flow_gain` (flow_draw, flow_load, flow_theta): the risk of the least-norm least-squares fit,
-      where training from scratch ends, minus the risk of the fine-tuned network on the same data.
-      `flow_theory` is the closed form, a limit. The attributes have dimension, noise and depth. It
-      is empty without a finite depth.
+      `flow_gain` (flow_draw, flow_load, flow_theta): the risk of the minimum-norm least-squares
+      fit, the limit of training from scratch, minus the risk of the fine-tuned network on the same
+      data. `flow_theory` is the closed form, a limit. The attributes have dimension, noise and
+      depth. It is empty without a finite depth.
     """
     depths = [depth for depth in config.depths if np.isfinite(depth)]
     if "fine_tuning" not in config.modes or not depths:

@@ -80,7 +80,7 @@ def _title(at: xr.Dataset, mode: str) -> str:
 def _diagram(at: xr.Dataset, mode: str) -> Figure:
     """Draws theory and measurement over (load, theta), and slices of both.
 
-    With gradient flows of fine-tuned networks, their map stands in the middle.
+    With gradient flows of fine-tuned networks, their map is in the middle.
     """
     title, sigma, d = _title(at, mode), float(at.sigma), at.attrs["d"]
     flows = mode == "fine_tuning" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
@@ -105,7 +105,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
     for i, angle in enumerate(at.slice.values):
         color = style.PALETTE[i]
         curve = at[f"{mode}_curve"].isel(slice=i).values
-        # The curve leaves out n = d, where the mean is infinite; NaN breaks the line there.
+        # The curve excludes n = d, where the mean is infinite; NaN breaks the line there.
         gap = np.where(np.diff(at.curve.values) > 1.5 * np.diff(at.curve.values)[0])[0] + 1
         right.plot(
             np.insert(at.curve.values, gap, np.nan), np.insert(curve, gap, np.nan), color=color
@@ -113,7 +113,8 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
         at_angle = at.sel(theta=angle, method="nearest")
         points(right, at_angle, mode, "load", color=color, label=_as_pi(angle), quantiles=sigma > 0)
     right.axhline(0, color=style.INK, lw=0.8)
-    # The axis suits values away from n = d; means near it would make all others look flat.
+    # The axis is chosen for values away from n = d; means close to it would make all others appear
+    # flat.
     shown = at.sel(theta=at.slice, method="nearest")
     calm = np.abs(at["load"].values - 1) > NEAR
     reach = 1.15 * np.abs(shown[f"{mode}_mean"].values[calm]).max()
@@ -229,7 +230,7 @@ def _draw_flows(ax: Axes, at: xr.Dataset, reach: float, title: str) -> None:
 
 
 def _dress_map(ax: Axes, x: np.ndarray, y: np.ndarray, title: str) -> None:
-    """Labels a map over load and angle, and cuts lines off at its edge."""
+    """Labels a map over load and angle, and clips lines at its edge."""
     half = float(np.diff(y[-2:])[0]) / 2
     ax.set(xlabel="load $n/d$", ylabel="angle $θ$ (rad)", title=title)
     ax.set(xlim=(x[0], x[-1]), ylim=(float(y[0]) - half, float(y[-1]) + half))
@@ -326,7 +327,7 @@ def _draw_crossings(ax: Axes, at: xr.Dataset, mode: str, color: str) -> None:
     """Draws the angles at which the measured T changes sign, for every load."""
     mean = at[f"{mode}_mean"].values
     stderr = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
-    # From n = d on fine-tuning equals scratch training. Near it rare draws dominate the mean.
+    # For n >= d fine-tuning equals scratch training. Near n = d, rare draws dominate the mean.
     keep = (
         at["load"].values < 1 if mode == "fine_tuning" else np.abs(at["load"].values - 1) > NEAR / 2
     )

@@ -1,4 +1,4 @@
-"""The run of `transfer_phase`: its stages, and the dataset that they make."""
+"""The run of `transfer_phase`: its stages, and the resulting dataset."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -141,7 +141,7 @@ def _closed_forms(config: Config) -> dict[str, np.ndarray]:
 
 
 def _slice_index(config: Config) -> tuple[int, ...]:
-    """Returns which angles of the grid are nearest to a quarter, a half and three of the range."""
+    """Returns the angles of the grid closest to 1/4, 1/2 and 3/4 of the range."""
     return tuple(round(k * (config.thetas - 1) / 4) for k in (1, 2, 3))
 
 

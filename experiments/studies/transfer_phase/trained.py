@@ -27,7 +27,8 @@ from theory.deep_linear import directions, networks
 STARTS = ("normal", "orthogonal")  # initial weights of networks that train from scratch
 # The number of draws between two points at which a run can be resumed; larger with several devices.
 DRAWS = 1
-# The part of a two-layer predictor that training only in the directions in which it moves may lose.
+# The largest part of a two-layer predictor that may be lost by training only in the directions in
+# which it moves.
 NEGLIGIBLE = 1e-6
 
 
@@ -46,10 +47,10 @@ def trained(config: Config, stage: Stage) -> xr.Dataset:
       `loss`, the same for pretraining, and `cell_theory`, the closed form of transferability. The
       flow and the narrow descent from scratch are NaN for more than two layers. With
       `networks.orthogonal` also `orthogonal_risk`, the risk of networks from orthogonal layers, and
-      the `invariant` of each kind of initial weights in units of alpha^2. Eq. (22) needs a positive
-      invariant.
+      the `invariant` of each kind of initial weights in units of alpha^2. Eq. (22) requires a
+      positive invariant.
     """
-    # This key differs from the simulation's, so the two do not share their draws.
+    # This key differs from that of the simulation, so that the two do not share their draws.
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     keys = jax.random.split(key, config.networks.draws)
     train = partial(_trained, keys=keys, train=over_devices(partial(_train, config)))
@@ -141,7 +142,7 @@ def _draw(config: Config, key: jax.Array) -> dict[str, jax.Array]:
     budget = options.steps, options.loss
     betas, steps, loss = _descended(config, lambda x, y: small, pretrained, cells, *budget)
     growing, learned = _narrow(config, small, networks.predictor(pretrained))
-    # As many steps as the network took, so only the size of its weights differs.
+    # As many steps as the network took, so that only the size of its weights differs.
     walked, *_ = _descended(config, growing, learned, cells, steps)
     flow = _flows(config, growing, learned, cells, steps)
     risks = problems.risk(jnp.stack([flow, walked, betas]), cells.beta_t)
@@ -172,7 +173,7 @@ class _Cells(NamedTuple):
       x: Condensed inputs `[load, k, d]`.
       y: Condensed labels `[load, angle, noise, k]`.
       beta_t: Target tasks `[angle, 1, d]`.
-      problem: The same losses in their own coordinates; basis and scale belong to a load.
+      problem: The same losses in their own coordinates; basis and scale are those of a load.
     """
 
     x: Array
@@ -192,7 +193,7 @@ def _cells(config: Config, x: Array, noise: Array) -> _Cells:
 
 
 def _problems(x: Array, y: Array) -> directions.Problem:
-    """States the loss of each cell; basis and scale have only the load's axes."""
+    """Makes the loss of each cell; basis and scale have only the load's axes."""
     shared = directions.Problem(None, None, 0, 0)  # type: ignore[arg-type]
     of_samples = jax.vmap(jax.vmap(directions.of_samples, (None, 0), shared), (None, 0), shared)
     return jax.vmap(of_samples)(x, y)
@@ -210,11 +211,11 @@ Start = Callable[[Array, Array], networks.Weights]
 def _narrow(
     config: Config, small: networks.Weights, beta_0: Array
 ) -> tuple[Start, networks.Weights]:
-    """Returns the rank-one networks that grow as small weights do, and that pretraining made."""
+    """Returns the rank-one networks that grow like small weights, and those after pretraining."""
     depth = config.networks.layers
 
     def growing(x: Array, y: Array) -> networks.Weights:
-        # For more than two small layers, no beginning of growth is known.
+        # For more than two small layers, the beginning of growth is not known.
         known = depth <= 2
         beta = networks.start_of_growth(small, x, y) if known else jnp.full_like(beta_0, jnp.nan)
         return networks.narrow_weights(beta, depth)
@@ -334,7 +335,7 @@ def _flows(
 
 
 def _limits(config: Config, overlaps: dl.Overlaps) -> Array:
-    """Computes the risks `[way, load, angle, noise]` of estimators, where training ends."""
+    """Computes the risks `[way, load, angle, noise]` of estimators, the limits of training."""
     depth = config.networks.layers
 
     def at(overlaps: dl.Overlaps, theta: Array, sigma: Array) -> Array:
@@ -357,7 +358,7 @@ def _condensed(
     """Condenses the first n samples into a number of rows that does not depend on n.
 
     The rows are the triangular factor of [X, noise]. They have the same loss |y - X beta|^2 / (2n)
-    for labels from any task, so data of every load have the same shape.
+    for labels from any task, so that data of every load have the same shape.
     """
     kept = jnp.where(jnp.arange(len(x)) < n, 1 / jnp.sqrt(n), 0.0)
     rows = linalg.qr(kept[:, None] * jnp.column_stack([x, noise]), mode="r")

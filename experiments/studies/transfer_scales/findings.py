@@ -42,13 +42,13 @@ def _judged(at: xr.Dataset, i: int) -> Finding:
 
 
 def boundary(dataset: xr.Dataset) -> np.ndarray:
-    """Returns for each fine scale the least overlap at which transfer helps, by interpolation."""
+    """Interpolates, for each fine scale, the smallest overlap at which transfer helps."""
     gains = (dataset.scratch - dataset.fine_tuning).transpose("fine", "share").values
     return np.array([np.interp(0.0, gain, dataset.share.values) for gain in gains])
 
 
 def summary(dataset: xr.Dataset) -> str:
-    """States how the boundary moves with the scale, and how far theory is from the draws."""
+    """Describes how the boundary moves with the scale, and how far theory is from the draws."""
     first, *_, last = boundary(dataset)
     low, high = float(dataset.fine[0]), float(dataset.fine[-1])
     ends = (dataset.scale.values[[0, -1]], dataset.fine_tuned.mean("draw").isel(scale=[0, -1]))

@@ -1,4 +1,4 @@
-"""The run of `transfer_scales`: its stages, and the dataset that they make."""
+"""The run of `transfer_scales`: its stages, and the resulting dataset."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -100,7 +100,7 @@ _ends = jax.jit(jax.vmap(diagonal.diagonal_limit, (0, 0, None, None)))
 
 
 def _diagonal(config: Config, i: int, scale: float) -> Mapping[str, np.ndarray]:
-    """Draws data sets, and finds where fine-tuning and training from scratch end on each."""
+    """Draws data sets, and computes the limits of fine-tuning and training from scratch on each."""
     d, features = config.d, config.d // FEATURES
     entry, root = features**-0.5, d**-0.5
     target = np.zeros(d)

@@ -49,14 +49,14 @@ class Head(NamedTuple):
     """A head of a network.
 
     Attributes:
-      weight: The tensor that exists if the head is stored.
+      weight: The tensor whose presence shows that the head is stored.
       axes: The axes string of each of its tensors by pattern. "?" in front marks tensors that may
         be missing although the head is stored.
       run: Computes its outputs from the tensors, the configuration and the states.
-      about: Its computation in a few words.
+      about: A short description of its computation.
       output: The name of its outputs.
-      classes: Suffixes of the names of the classes that have it; empty for any class. If two heads
-        have one tensor, the first that fits the class is used.
+      classes: Suffixes of the names of the classes with this head; empty for any class. If two
+        heads share a tensor, the first that matches the class is used.
       implied: Whether it may exist without a tensor, tied to the embedding table.
     """
 
@@ -94,22 +94,23 @@ def _pooled(t: Tensors, config: Config, states: States) -> Array:
 
 
 def _last(t: Tensors, config: Config, states: States) -> Array:
-    """Reads the last position before padding; the last of all without a padding token."""
+    """Reads the last position before padding, or the last position if there is no padding token."""
     pad = config.get("pad_token_id")
     if pad is None:
         return states.stream[:, -1]
-    # A row of only padding gives its first position, as in transformers.
+    # For a row of only padding it is the first position, as in transformers.
     at = jnp.argmax(jnp.arange(states.stream.shape[1]) * (_tokens(states) != pad), axis=-1)
     return states.stream[jnp.arange(len(at)), at]
 
 
 def _ended(t: Tensors, config: Config, states: States) -> Array:
-    """Reads the position of the last end token; the last of all in a row without one."""
+    """Reads the position of the last end token, or the last position of a row without one."""
     # Some configurations list several end tokens.
     ends = jnp.isin(_tokens(states), jnp.asarray(config.get("eos_token_id", 1)))
     places = jnp.arange(ends.shape[1])
     at = jnp.where(ends.any(-1), jnp.max(places * ends, axis=-1), places[-1])
-    # These states are the decoder's, and these tokens the encoder's. Both have one length.
+    # These states belong to the decoder, and these tokens to the encoder. Both have the same
+    # length.
     return states.stream[jnp.arange(len(at)), at]
 
 
@@ -119,7 +120,7 @@ def _summary(t: Tensors, config: Config, states: States) -> Array:
     if kind == "mean":
         return states.stream.mean(1)
     one_of("the configuration's 'summary_type'", kind, ("cls_index", "last", "first"))
-    # Without a given position, "cls_index" is the last one.
+    # If no position is given, "cls_index" is the last one.
     return states.stream[:, 0 if kind == "first" else -1]
 
 
@@ -205,7 +206,8 @@ def dense(name: str, read: Compute) -> Head:
 
 
 def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
-    """Makes the head for masked words, which transforms the stream and then scores words.
+    """Makes the head for masked language models, which transforms the stream and then scores
+    tokens.
 
     Args:
       name: The prefix of its tensors' names.
@@ -214,7 +216,7 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
       act: The nonlinearity in between. None: from the configuration.
 
     Returns:
-      The head. Without a table of its own it is tied to the embeddings.
+      The head. Without its own table it is tied to the embeddings.
     """
 
     def run(t: Tensors, config: Config, states: States) -> Array:
@@ -242,12 +244,12 @@ def words(name: str, layer: str, norm: str, act: str | None = None) -> Head:
 
 
 def vocabulary(scale: Callable[[Config], float] = lambda _: 1.0) -> Head:
-    """Makes the head `lm_head`, which scores words from the stream.
+    """Makes the head `lm_head`, which scores tokens from the stream.
 
     Tables contain its axes themselves, since it is required unless it is tied.
 
-    `scale` computes the factor on the stream from the configuration. Returns the head. Without a
-    tensor of its own it is tied to the embedding table.
+    `scale` computes the factor on the stream from the configuration. Returns the head. Without its
+    own tensor it is tied to the embedding table.
     """
 
     def run(t: Tensors, config: Config, states: States) -> Array:
@@ -286,7 +288,7 @@ def pixels(name: str) -> Head:
 
 
 def _choices(t: Tensors, config: Config, states: States) -> Array:
-    """Runs GPT-2's second head: one number for each text."""
+    """Runs GPT-2's second head, which returns one number per text."""
     y = linear(t, "multiple_choice_head.summary", _summary(t, config, states))
     kind = config.get("summary_activation")
     return (activation(kind)(y) if kind else y)[..., 0]
@@ -356,7 +358,7 @@ LABELS: Mapping[str, str] = {
 }
 """The spaces of heads' outputs, for tables."""
 
-# Suffixes of the names of classes with heads that do not score words.
+# Suffixes of the names of classes with heads that do not score tokens.
 _OTHER_TASKS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
@@ -370,13 +372,13 @@ def is_base(config: Config) -> bool:
 
 
 def has_vocabulary(config: Config) -> bool:
-    """Checks whether a language model scores words. Without a class, it is assumed to.
+    """Checks whether a language model scores tokens. Without a class, this is assumed.
 
     Args:
       config: The configuration.
 
     Returns:
-      Whether its class has a head for words.
+      Whether its class has a head that scores tokens.
     """
     return not is_base(config) and not class_of(config).endswith(_OTHER_TASKS)
 
@@ -389,7 +391,7 @@ def heads(family: str, config: Config) -> tuple[Head, ...]:
       config: The configuration, which contains the class.
 
     Returns:
-      The heads, one for each tensor that identifies a head.
+      The heads, one per identifying tensor.
     """
     out: dict[str, Head] = {}
     for head in HEADS[family]:
@@ -422,7 +424,7 @@ def ends(family: str, config: Config, resid: str = "resid") -> dict[str, tuple[s
 
     Returns:
       The tensors of the heads that read the stream, and of those that read the pooled vector.
-      Without any of them the states are outputs. Empty if a tied head, which lacks a tensor, reads
+      Without any of them the states are outputs. Empty if a tied head, which has no tensor, reads
       them.
     """
     known = heads(family, config)
@@ -465,8 +467,8 @@ def outputs(family: str, t: Tensors, config: Config, states: States) -> dict[str
     """
     known, name = heads(family, config), class_of(config)
     stored = [head for head in known if head.weight in t]
-    # A tied head lacks a tensor. A network without a class is assumed to have it, unless another
-    # head is stored.
+    # A tied head has no tensor. A network without a class is assumed to have a tied head, unless
+    # another head is stored.
     if has_vocabulary(config) and (name or not stored):
         stored = [head for head in known if head in stored or head.implied]
     if not stored and name and not is_base(config):

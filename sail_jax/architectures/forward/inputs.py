@@ -1,4 +1,4 @@
-"""Random inputs for networks, two of each kind.
+"""Draws random inputs for networks, two of each kind.
 
 A kind is a function `(config, rng) -> inputs`.
 """
@@ -14,7 +14,7 @@ Inputs = Callable[[Mapping[str, Any], np.random.Generator], Any]
 def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
     """Draws two sequences of at most 16 random tokens.
 
-    They have two tokens fewer than the network has positions, if that is less than 16.
+    They are two tokens shorter than the number of positions, if that is less than 16.
 
     Args:
       config: A configuration with `vocab_size`. It may have `max_position_embeddings` or
@@ -25,8 +25,8 @@ def tokens(config: Mapping[str, Any], rng: np.random.Generator) -> np.ndarray:
       Token numbers, `(2, length)`.
     """
     longest = config.get("max_position_embeddings") or config.get("n_positions") or 16
-    # RoBERTa counts positions from 2, after the padding position, so it takes two tokens fewer. Two
-    # fewer tokens do not matter for other networks.
+    # RoBERTa counts positions from 2, after the padding position, so it takes two tokens fewer.
+    # This does not matter for other networks.
     length = max(1, min(16, longest - 2))
     return rng.integers(0, config["vocab_size"], (2, length))
 

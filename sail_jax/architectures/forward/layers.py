@@ -118,7 +118,8 @@ def attend(
       k: Keys, `(b, s, g, k)`. Each of the g heads serves h / g consecutive query heads.
       v: Values, `(b, s, g, v)`.
       scale: The factor on the products.
-      mask: Where a query may attend to a key, broadcastable to `(b, h, t, s)`. None: everywhere.
+      mask: True where a query may attend to a key, broadcastable to `(b, h, t, s)`. None:
+        everywhere.
       bias: The summand of the products, broadcastable to `(b, h, t, s)`.
 
     Returns:
@@ -175,10 +176,10 @@ def attention(
 def rotary(
     x: Float[Array, "b t h k"], frequencies: Float[Array, "k//2"]
 ) -> Float[Array, "b t h k"]:
-    """Rotates queries or keys by their positions; unit i is paired with unit i + k/2.
+    """Rotates queries or keys by their positions, pairing unit i with unit i + k/2.
 
-    `x` has queries or keys, `(b, t, h, k)`. `frequencies` has each pair's angle per position,
-    `(k / 2,)`. Returns the rotated array, `(b, t, h, k)`.
+    `x` contains queries or keys, `(b, t, h, k)`. `frequencies` contains the angle of each pair per
+    position, `(k / 2,)`. Returns the rotated array, `(b, t, h, k)`.
 
     References:
       Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021
@@ -197,8 +198,8 @@ def patches(
 ) -> Float[Array, "b patches n"]:
     """Embeds the patches of images by a convolution with its kernel size as stride.
 
-    `x` has images, `(b, c, h, w)`. `kernel` is the kernel, `(n, c, p, p)`. Returns the embedded
-    patches, row by row, `(b, patches, n)`.
+    `x` contains images, `(b, c, h, w)`. `kernel` is the kernel, `(n, c, p, p)`. Returns the
+    embedded patches, row by row, `(b, patches, n)`.
     """
     size = kernel.shape[2:]
     # [b, n, rows, columns] -> [b, patches, n], row by row.
@@ -226,7 +227,7 @@ def embed_patches(
       The embedded tokens, `(b, t, n)`.
 
     Raises:
-      ValueError: If the number of patches does not fit the number of positions.
+      ValueError: If the number of patches does not match the number of positions.
     """
     x = patches(jnp.asarray(pixels), kernel)
     x = x if bias is None else x + bias

@@ -97,14 +97,14 @@ def llama(params: Params, config: Config, tokens: Tokens, see: See = unseen) -> 
       ValueError: If a tensor is missing, or the activation or the rotary positions are unknown.
     """
     t = Tensors(params)
-    # The class for question answering names its body as GPT-2 does.
+    # The class for question answering uses GPT-2's name for its body.
     body = t.maybe("model.").maybe("transformer.")
     heads = config["num_attention_heads"]
     shared = setting(config, "num_key_value_heads", default=heads)
     eps = config.get("rms_norm_eps", 1e-5 if _is_mixtral(config) else 1e-6)
     table = body["embed_tokens.weight"]
     time = np.arange(tokens.shape[-1])
-    # [query, key]: how many positions before the query each key lies; negative in the future.
+    # [query, key]: the number of positions from each key to the query; negative for later keys.
     back = time[:, None] - time
     by = _multipliers(config)
     x = table[tokens] * by.embedding
@@ -161,12 +161,13 @@ def _is_mixtral(config: Config) -> bool:
 
 
 def _feed_forward(h: Tensors, config: Config, y: Array) -> Array:
-    """Runs the feed-forward part of a layer: a gated layer, or a router with such experts.
+    """Runs the feed-forward part of a layer: a gated layer, or a router with such layers as
+    experts.
 
-    The router gives each token a share for each expert, by a softmax over all of them. Only the
-    largest shares count. Mixtral and Granite normalise them to sum one, and Qwen-MoE does if
-    `norm_topk_prob` is true. Qwen2-MoE adds an expert for all tokens, with a share of its own.
-    Granite adds one with share 1.
+    The router computes a weight of each expert for each token, by a softmax over all experts. Only
+    the largest weights count. Mixtral and Granite normalise them to sum one, as does Qwen-MoE if
+    `norm_topk_prob` is true. Qwen2-MoE adds a shared expert with a separate weight for each token.
+    Granite adds one with weight 1.
     """
     act = activation(config.get("hidden_act", "silu"))
 
@@ -317,7 +318,7 @@ def _bert(
     if config.get("is_decoder"):
         causal = jnp.tri(tokens.shape[-1], dtype=bool)
         mask = causal if mask is None else causal & mask
-        # Padding in front of all tokens could attend to nothing, so it may attend to itself.
+        # Padding before the first token has nothing to attend to, so it may attend to itself.
         mask |= ~mask.any(-1, keepdims=True) & jnp.eye(tokens.shape[-1], dtype=bool)
     for i in range(config["num_hidden_layers"]):
         h = t / f"encoder.layer.{i}."

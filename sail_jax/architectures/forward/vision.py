@@ -45,8 +45,8 @@ def vit(params: Params, config: Config, images: Images, see: See = unseen) -> Ou
       base model.
 
     Raises:
-      ValueError: If a tensor or a head is missing, the images do not fit the positions, or the
-        activation is unknown.
+      ValueError: If a tensor or a head is missing, the number of patches does not match the
+        positions, or the activation is unknown.
     """
     t = Tensors(params)
     body = t.maybe("vit.")
@@ -123,8 +123,8 @@ def clip(
       classifier: its logits, `(images, labels)`.
 
     Raises:
-      ValueError: If a tensor or a part of the configuration is missing, the images do not fit the
-        positions, or an activation is unknown.
+      ValueError: If a tensor or a part of the configuration is missing, the number of patches does
+        not match the positions, or an activation is unknown.
     """
     t, (tokens, images) = Tensors(params), inputs
     vision = setting(config, "vision_config")
@@ -196,8 +196,8 @@ def clip_vision_model(params: Params, config: Config, images: Images, see: See =
       tower.
 
     Raises:
-      ValueError: If a tensor is missing, the images do not fit the positions, or the activation is
-        unknown.
+      ValueError: If a tensor is missing, the number of patches does not match the positions, or the
+        activation is unknown.
     """
     t = Tensors(params)
     states = _vision_tower(t.maybe("vision_model."), config, images, see)
@@ -218,8 +218,8 @@ def _text_tower(body: Tensors, config: Config, tokens: Texts, see: See) -> State
     x = e["token_embedding.weight"][tokens] + e["position_embedding.weight"][: tokens.shape[1]]
     x = _clip_layers(body, config, x, jnp.tri(tokens.shape[1], dtype=bool), see)
     x = layer_norm(body, "final_layer_norm", x, config.get("layer_norm_eps", 1e-5))
-    # Early releases have 2 as the end token, which is wrong: their end token is the largest number
-    # of all tokens.
+    # Early releases state 2 as the end token, which is wrong: the end token is the token with the
+    # largest number.
     end = config.get("eos_token_id", 2)
     at = jnp.argmax(tokens if end == 2 else tokens == end, axis=-1)
     return States({"last_hidden_state": x, "pooler_output": x[jnp.arange(len(x)), at]})

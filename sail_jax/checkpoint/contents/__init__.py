@@ -1,1 +1,1 @@
-"""The content of a checkpoint beyond its tensors: names, configuration and vocabulary."""
+"""The contents of a checkpoint other than its tensors: names, configuration and vocabulary."""

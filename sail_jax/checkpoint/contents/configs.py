@@ -1,4 +1,4 @@
-"""Changes that a merge makes to a config.json."""
+"""Applies the changes of a merge to a config.json."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Detects checkpoints without a model: adapters, unmerged adapters, optimiser states."""
+"""Detects checkpoints that are not models: adapters, unmerged adapters, optimiser states."""
 
 import math
 import re
@@ -13,8 +13,8 @@ from sail_jax.merging.selection import check_weights
 from sail_jax.trees import factor_of
 
 _SPLIT = re.compile(r"[./]")
-# A component that PEFT, LyCORIS, kohya's scripts or diffusers use in the name of an adapter's
-# factor, and never in a weight's name.
+# Components of names that PEFT, LyCORIS, kohya's scripts or diffusers use for the factors of
+# adapters, and never for weights.
 _FACTOR = re.compile(
     r"lora_(?:[ABE]|embedding_[AB]|magnitude_vector|down|up|mid|diag)|\w+_lora(?:_[AB])?"
     r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2)|ia3_l|p?vera_lambda_[bd]"
@@ -62,8 +62,8 @@ def not_a_model(
 ) -> str:
     """Describes the kind of a checkpoint, unless it is a model that can be merged entry by entry.
 
-    Names and adapter_config.json decide. A model may use such names for its own weights. So factors
-    among ordinary weights count only if they belong to one of these weights.
+    The decision depends on names and on adapter_config.json. A model may use such names for its own
+    weights, so factors among ordinary weights count only if they belong to one of these weights.
 
     Args:
       tensors: The tensors by name; none is read.
@@ -137,9 +137,9 @@ def other_factor(names: Iterable[str]) -> str | None:
 def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
     """Finds two factors of low rank in a file of factors, by their names and shapes.
 
-    Their names differ by one word of a known pair, and their shapes share a rank below the other
-    sizes. In a file of factors, all arrays of two or more dimensions are such factors, and none of
-    them has a bias.
+    Their names differ by the words of a known pair, and their shapes share a rank that is smaller
+    than the other sizes. In a file of factors, all arrays of two or more dimensions are such
+    factors, and none of them has a bias.
 
     Args:
       tensors: The tensors by name; none is read.
@@ -172,13 +172,13 @@ def factor_pair(tensors: Mapping[str, object]) -> tuple[str, str] | None:
 
 
 def _share_rank(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Whether factors of these shapes, in either order of axes, have a product of lower rank."""
+    """Checks whether factors of these shapes, in either order, have a product of lower rank."""
     orders = ((a[0], b[1], math.prod(a[1:]), b[0]), (a[-1], b[0], a[0], b[-1]))
     return any(rank == again and rank < min(into, out) for rank, again, into, out in orders)
 
 
 def _adapter(config: Mapping[str, object], name: str) -> str:
-    """The description of an adapter."""
+    """Returns the description of an adapter."""
     base = config.get("base_model_name_or_path")
     stated = repr(base[:200]) if isinstance(base, str) and base else ""
     of, base = (f" of {stated}", stated[1:-1]) if stated else ("", "BASE")
@@ -189,7 +189,7 @@ def _adapter(config: Mapping[str, object], name: str) -> str:
 
 
 def _unmerged(names: Iterable[str], factors: Iterable[str]) -> str:
-    """A factor that accompanies its weight; "" without such a factor."""
+    """Returns a factor that accompanies its weight; "" without such a factor."""
     names = set(names)
     bases = {name.partition(".base_layer.")[0] for name in names if ".base_layer." in name}
     for factor in factors:

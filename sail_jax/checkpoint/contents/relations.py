@@ -1,10 +1,10 @@
-"""Comparison of the statements in config.json and the tokenizer with the tensors themselves.
+"""Compares the statements in config.json and the tokenizer with the tensors.
 
-The other files of a checkpoint may contradict its tensors. A base model's config.json stays behind
-after its embedding was resized, a quantization_config after the weights were dequantised. A library
-that loads such a checkpoint then fails, or computes another function.
+The other files of a checkpoint may contradict its tensors. For example, a config.json may be
+outdated because the embedding was resized, or a quantization_config because the weights were
+dequantised. A library that loads such a checkpoint fails or computes a different function.
 
-`RELATIONS` states each relation once. `contradictions` finds the broken ones in an input.
+`RELATIONS` defines each relation once. `contradictions` finds those that an input violates.
 `following` corrects the entries of an output that the tensors determine, and returns the others.
 """
 
@@ -30,14 +30,14 @@ Likes = Mapping[str, Like]
 
 
 class Contradiction(NamedTuple):
-    """A statement that the tensors of a checkpoint contradict.
+    """A statement of another file that the tensors of a checkpoint contradict.
 
     Attributes:
       key: The entry of config.json with its dotted path, or the file, that makes the statement.
       stated: The stated value.
-      shown: The evidence of the tensors, in words.
+      shown: What the tensors show instead, in words.
       repair: The entries of config.json that agree with the tensors, by key within the same
-        mapping; None removes an entry. Empty if the tensors do not show the right value.
+        mapping; None removes an entry. Empty if the tensors do not determine the right value.
     """
 
     key: str
@@ -67,25 +67,25 @@ class _Facts(NamedTuple):
     everything: Likes
 
     def number(self, *keys: str) -> tuple[str, int] | None:
-        """The first of several entries that holds a whole number."""
+        """Returns the first of several entries that holds a whole number."""
         for key in keys:
             if type(value := self.config.get(key)) is int:
                 return key, value
         return None
 
     def shapes(self, pattern: str, dimensions: int) -> list[Like]:
-        """The tensors with this number of dimensions and this pattern in their name."""
+        """Returns the tensors with this number of dimensions and this pattern in their name."""
         found = re.compile(pattern).search
         kinds = (xs for kind, xs in self.kinds.items() if found(kind))
         return [x for xs in kinds for x in xs if len(x.shape) == dimensions]
 
     def tables(self, part: str) -> list[Like]:
-        """The matrices over tokens: "embedding" or "head"."""
+        """Returns the matrices over tokens: "embedding" or "head"."""
         kinds = (xs for kind, xs in self.kinds.items() if role(kind) == part)
         return [x for xs in kinds for x in xs if len(x.shape) == 2]
 
     def names(self) -> Iterator[str]:
-        """The names of the tower's tensors."""
+        """Returns the names of the tower's tensors."""
         return (x.name for xs in self.kinds.values() for x in xs)
 
 
@@ -94,7 +94,7 @@ Relation = Callable[[_Facts], Iterator[Contradiction]]
 
 
 def _rows(facts: _Facts) -> Iterator[Contradiction]:
-    """The vocabulary: `vocab_size` counts the rows of the embedding and of the head."""
+    """Checks the vocabulary: `vocab_size` is the number of rows of embedding and head."""
     if (said := facts.number("vocab_size")) is None:
         return
     # A head without the embedding's padding has its own entry for the number of rows.
@@ -105,7 +105,7 @@ def _rows(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _width(facts: _Facts) -> Iterator[Contradiction]:
-    """The width: `hidden_size` counts the columns of the embedding."""
+    """Checks the width: `hidden_size` is the number of columns of the embedding."""
     # In some families the embedding's width differs from the stream's.
     if any(re.search(r"embed\w*_(size|dim|rank)$", key) for key in facts.config):
         return
@@ -114,7 +114,7 @@ def _width(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _layers(facts: _Facts) -> Iterator[Contradiction]:
-    """The depth: `num_hidden_layers` counts the layers, `layer_types` lists them."""
+    """Checks the depth: `num_hidden_layers` counts the layers, and `layer_types` lists them."""
     counted = stacks(facts.names())
     if len(counted) != 1:
         return
@@ -150,7 +150,7 @@ def _segments(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _labels(facts: _Facts) -> Iterator[Contradiction]:
-    """Labels: `id2label` lists, or `num_labels` counts, the outputs of a classifier."""
+    """Checks labels: `id2label` lists, or `num_labels` counts, the outputs of a classifier."""
     kinds = ("ForSequenceClassification", "ForTokenClassification", "ForImageClassification")
     if not class_of(facts.whole).endswith(kinds):
         return
@@ -202,7 +202,7 @@ def _heads(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _hidden(facts: _Facts) -> Iterator[Contradiction]:
-    """Hidden units: `intermediate_size` counts the units of the layers' perceptrons."""
+    """Checks hidden units: `intermediate_size` is the number of units of the layers' MLPs."""
     if (said := facts.number("intermediate_size")) is not None:
         pattern = (
             r"([Ll]ayers?|h)[./]\d+[./](mlp[./](up|gate)_proj|intermediate[./]dense)[./]weight$"
@@ -242,7 +242,7 @@ def _biases(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _tie(facts: _Facts) -> Iterator[Contradiction]:
-    """The tie: with `tie_word_embeddings`, the head is the embedding and stores no other values.
+    """Checks the tie: with `tie_word_embeddings`, the head equals the embedding.
 
     An untied head must be stored.
     """
@@ -262,7 +262,7 @@ def _tie(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _dtype(facts: _Facts) -> Iterator[Contradiction]:
-    """The dtype: the entry is the dtype of most floating-point numbers."""
+    """Checks the dtype: the entry is the dtype of most floating-point entries."""
     sizes: dict[str, int] = {}
     for x in facts.everything.values():
         if x.dtype.kind == "f" or x.dtype.name.startswith(("bfloat", "float")):
@@ -278,7 +278,7 @@ def _dtype(facts: _Facts) -> Iterator[Contradiction]:
 
 
 def _quantized(facts: _Facts) -> Iterator[Contradiction]:
-    """Quantisation: an entry describes codes, but the tensors are plain values."""
+    """Checks quantisation: an entry describes codes, but the tensors are plain values."""
     for key in KEYS:
         about = facts.whole.get(key)
         if isinstance(about, Mapping) and about and not quantization(facts.everything, facts.whole):
@@ -299,8 +299,8 @@ def contradictions(
 ) -> tuple[Contradiction, ...]:
     """Finds statements of config.json and the tokenizer that the tensors contradict.
 
-    A relation counts as broken only if every tensor of its kind breaks it, since some families use
-    the same names for other things.
+    A relation counts as violated only if every tensor of its kind violates it, because some
+    families use the same names for other things.
 
     Args:
       config: The content of config.json; empty without one.
@@ -365,9 +365,9 @@ def contradictions_of(
 
 
 def tied(config: Config, tensors: Tensors) -> bool | None:
-    """Decides whether the head of a checkpoint is its embedding.
+    """Determines whether the head of a checkpoint is its embedding.
 
-    If config.json states a tie but a head with other values is stored, the head counts.
+    If config.json states a tie but a head with other values is stored, the stored head is used.
     transformers loads such a checkpoint in the same way.
 
     Args:
@@ -381,7 +381,7 @@ def tied(config: Config, tensors: Tensors) -> bool | None:
     heads = [n for n in tensors if role(n) == "head" and n.endswith("weight")]
     if stated is not True or not heads:
         return stated
-    # Of several tables, the head can only be a copy of one with its shape.
+    # If there are several tables, the head can only be a copy of one with its shape.
     head = tensors[heads[0]]
     tables = [x for n, x in tensors.items() if role(n) == "embedding" and x.shape == head.shape]
     return not tables or any(same_entries(head, table) for table in tables)
@@ -412,7 +412,7 @@ _OTHERWISE: dict[Relation, set[str]] = {
 def following(
     config: Config, tensors: Likes, vocabulary: Vocabulary | None = None
 ) -> tuple[dict[str, Any], tuple[Contradiction, ...]]:
-    """Corrects a config.json to match the tensors, wherever they show the right value.
+    """Corrects the entries of a config.json that the tensors determine.
 
     Args:
       config: The content of config.json.
@@ -431,7 +431,8 @@ def following(
     inner = new.get("text_config")
     repairs: dict[str, Any] = {}
     for found in contradictions(config, tensors):
-        # The first relation decides: the embedding, if a head has another number of rows.
+        # The first relation takes precedence: the embedding, if the head has another number of
+        # rows.
         repairs = {**(found.repair or {}), **repairs}
     for key, value in repairs.items():
         # The entry is corrected in place.
@@ -443,7 +444,7 @@ def following(
 
 
 def _put(config: Config, key: str, value: Any) -> dict[str, Any]:
-    """A copy with a new value for an entry, or without the entry if the value is None."""
+    """Returns a copy with a new value for an entry, or without the entry if the value is None."""
     if value is None:
         return {k: v for k, v in config.items() if k != key}
     return {**config, key: value}
@@ -452,7 +453,7 @@ def _put(config: Config, key: str, value: Any) -> dict[str, Any]:
 def _size(
     said: tuple[str, int], tables: list[Any], axis: int, what: str, *, repaired: bool = True
 ) -> Iterator[Contradiction]:
-    """A contradiction if an entry states a size that no tensor has."""
+    """Returns a contradiction if an entry states a size that no tensor has."""
     key, stated = said
     sizes = {x.shape[axis] for x in tables}
     if tables and stated not in sizes:
@@ -462,6 +463,6 @@ def _size(
 
 
 def _short(value: object) -> str:
-    """A value of config.json, for messages."""
+    """Returns a value of config.json, for messages."""
     text = value if isinstance(value, str) and value.startswith("of ") else repr(value)
     return shortened(text, 60)

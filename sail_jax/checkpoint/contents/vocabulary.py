@@ -1,4 +1,4 @@
-"""The vocabulary of a model, read from the files of its tokenizer, and equivalent tokens."""
+"""Reads the vocabulary of a model from the files of its tokenizer, and finds equivalent tokens."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -43,12 +43,12 @@ def read_vocabulary(extras: Mapping[str, Path | bytes]) -> Vocabulary | None:
       The vocabulary; None if there is neither tokenizer.json nor vocab.json.
 
     Raises:
-      ValueError: If a file is not a tokenizer's, or if ids are invalid or used twice; the message
-        names the file.
+      ValueError: If a file does not belong to a tokenizer, or if ids are invalid or used twice; the
+        message contains the path of the file.
     """
     if "tokenizer.json" in extras:
         file, document = extras["tokenizer.json"], config_of(extras, "tokenizer.json")
-        # A file made by an earlier step is content without a path.
+        # A file made by an earlier step has contents but no path.
         path = "tokenizer.json" if isinstance(file, bytes) else file
         model = document.get("model")
         core = model.get("vocab") if isinstance(model, dict) else None
@@ -128,8 +128,8 @@ def counterparts(
 ) -> dict[str, int]:
     """Finds the tokens of one vocabulary that mean the same as another vocabulary's tokens.
 
-    Tokens with equal text are the same. One vocabulary may spell bytes (as GPT-2's) and the other
-    words with a mark before them (as SentencePiece's). Then tokens with equal bytes are the same. A
+    Tokens with equal text are the same. If one vocabulary spells bytes (like GPT-2's) and the other
+    marks the beginnings of words (like SentencePiece's), tokens with equal bytes are the same. A
     special token without an equal text corresponds to the token with its role.
 
     Args:
@@ -141,7 +141,7 @@ def counterparts(
     Returns:
       The ids in `own`, by the text of the equivalent token in `tokens`.
     """
-    # A token with several roles counts under the first of them.
+    # A token with several roles is listed under the first of them.
     named = {names[role]: role for role in reversed(ROLES) if role in names}
     styles = {_style(tokens), _style(own)}
     spelled: dict[bytes, int] = {}
@@ -149,7 +149,7 @@ def counterparts(
         for text, i in own.ids.items():
             if text not in own.added:
                 word = _bytes(text, _style(own))
-                # A letter comes before the token of its byte.
+                # A letter takes precedence over the token of its byte.
                 if word not in spelled or not _BYTE.fullmatch(text):
                     spelled[word] = i
     found: dict[str, int] = {}
@@ -190,7 +190,7 @@ _LETTERS = {letter: byte for byte, letter in byte_table().items()}
 
 
 def _bytes(text: str, style: Style) -> bytes:
-    """The bytes that a token of a core stands for."""
+    """Returns the bytes that a token of a core stands for."""
     if style == "bytes" and all(letter in _LETTERS for letter in text):
         return bytes(_LETTERS[letter] for letter in text)
     if style == "words" and (byte := _BYTE.fullmatch(text)):
@@ -199,7 +199,7 @@ def _bytes(text: str, style: Style) -> bytes:
 
 
 def _style(vocabulary: Vocabulary) -> Style:
-    """How a core spells: GPT-2's bytes, or words after a mark for the space; "" if unknown."""
+    """Returns how a core spells: GPT-2's bytes, or words after a mark; "" if unknown."""
     document = vocabulary.document or {}
     steps = [document.get(key) for key in ("pre_tokenizer", "decoder", "normalizer")]
     kinds = {kind for step in steps for kind in _kinds(step)}
@@ -209,7 +209,7 @@ def _style(vocabulary: Vocabulary) -> Style:
 
 
 def _kinds(step: object) -> Iterator[object]:
-    """The types of a tokenizer's step, and of the steps in a sequence."""
+    """Returns the types of a tokenizer's step, and of the steps in a sequence."""
     if isinstance(step, dict):
         yield step.get("type")
         for key in ("pretokenizers", "decoders", "normalizers"):

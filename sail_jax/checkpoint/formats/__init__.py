@@ -1,1 +1,1 @@
-"""Readers and layouts of checkpoint formats. Opening reads names and shapes; bytes follow later."""
+"""Readers and layouts of checkpoint formats, which read bytes only on request."""

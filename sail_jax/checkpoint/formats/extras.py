@@ -1,4 +1,4 @@
-"""The plain files of a checkpoint that hold no tensors, such as config.json."""
+"""The files of a checkpoint that contain no tensors, such as config.json."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +31,7 @@ def carried(file: str) -> bool:
 
 
 def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> dict[str, Any]:
-    """Reads the JSON object in one of a checkpoint's plain files.
+    """Reads the JSON object in one of the plain files of a checkpoint.
 
     Args:
       extras: The files by name; each is a path, or the content itself.
@@ -41,8 +41,8 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
       The object. It is an empty dictionary if the file does not exist.
 
     Raises:
-      ValueError: If the file cannot be read, is too large, or holds something other than a JSON
-        object, or more than `disk.parsed` parses.
+      ValueError: If the file cannot be read, is too large, is not a JSON object, or exceeds what
+        `disk.parsed` accepts.
     """
     if name not in extras:
         return {}
@@ -57,7 +57,7 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
 
 
 def content(extra: Path | bytes) -> bytes:
-    """Reads one of a checkpoint's plain files.
+    """Reads one of the plain files of a checkpoint.
 
     Args:
       extra: Its path, or its content.

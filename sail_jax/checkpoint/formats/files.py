@@ -1,8 +1,8 @@
 """Access to the bytes of checkpoint files, shared by the readers of all formats.
 
 `File` reads at any offset straight into the caller's buffer. `StoredTensor` and `LoadedTensor` are
-the two kinds of tensor that readers hand out. The other functions check what a file claims about
-itself before anything is allocated for it, and turn whatever goes wrong into `CheckpointError`.
+the two kinds of tensors that readers return. The other functions check what a file states about
+itself before they allocate memory, and convert all errors to `CheckpointError`.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ DTYPES = {
 class CheckpointError(disk.StoreError, ValueError):
     """Raised when a checkpoint cannot be read, written or trusted.
 
-    It is a `ValueError`. Its message is one line and names the file, tensor or option at fault.
+    It is a `ValueError`. Its message is one line and contains the file, tensor or option at fault.
     """
 
     code = 2
@@ -55,8 +55,8 @@ class CheckpointError(disk.StoreError, ValueError):
 def explained(doing: str, path: Path, *, kept: bool = False) -> Iterator[None]:
     """Turns an `OSError` inside a `with` statement into a one-line `CheckpointError`.
 
-    The message contains the action, the path, the system's reason and some advice. Errors of
-    `sail_jax.disk` become `CheckpointError` as well, with the same message.
+    The message contains the action, the path, the reason given by the operating system, and advice.
+    Errors of `sail_jax.disk` become `CheckpointError` as well, with the same message.
 
     Args:
       doing: The verb for the message, such as "write" for "cannot write ...".
@@ -74,7 +74,7 @@ def explained(doing: str, path: Path, *, kept: bool = False) -> Iterator[None]:
     except disk.StoreError as exc:
         raise exc if isinstance(exc, CheckpointError) else CheckpointError(str(exc)) from exc
     except OSError as exc:
-        # A full disk is the one failure after which the work done so far is worth continuing.
+        # After a full disk, and no other failure, it makes sense to resume the work done so far.
         full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
         again = "free some space and run again"
         if kept:
@@ -83,8 +83,8 @@ def explained(doing: str, path: Path, *, kept: bool = False) -> Iterator[None]:
         raise CheckpointError(f"cannot {doing} {path}: {disk.reason(exc)}; {advice}") from exc
 
 
-# What parsers (of the standard library, NumPy and this package) raise for damaged bytes. A file may
-# claim any depth of nesting: hence RecursionError.
+# The errors that parsers (of the standard library, NumPy and this package) raise for damaged bytes.
+# RecursionError is one of them, because a file may be nested to any depth.
 _PARSING = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AssertionError, SyntaxError),
     *(RecursionError, NotImplementedError, EOFError, AttributeError, RuntimeError),
@@ -94,11 +94,11 @@ _PARSING = (
 
 @contextlib.contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Turns whatever a parser raises inside a `with` statement into a `CheckpointError`.
+    """Converts all errors of a parser inside a `with` statement to `CheckpointError`.
 
-    An `OSError` becomes "cannot read ...", a `MemoryError` "... does not fit into memory", any
-    other error that parsers raise "... is damaged".
-    `StoreError` passes unchanged, and so does its subclass `CheckpointError`.
+    An `OSError` becomes "cannot read ...", a `MemoryError` "... does not fit into memory", and any
+    other error that parsers raise "... is damaged". `StoreError` and its subclass `CheckpointError`
+    pass unchanged.
 
     Args:
       what: What is being read, for the message (usually its path).
@@ -119,13 +119,13 @@ def reading(what: object) -> Iterator[None]:
         why = f": {exc}" if str(exc) else ""
         raise CheckpointError(f"{what} does not fit into memory{why}") from exc
     except _PARSING as exc:
-        # Messages of parsers may have many lines, and may quote as much of the file as they like.
+        # Messages of parsers may have many lines, and may quote long parts of the file.
         why = " ".join(str(exc).split())[:200] or type(exc).__name__
         raise CheckpointError(f"{what} is damaged: {why}") from exc
 
 
 def changed(path: str | Path) -> CheckpointError:
-    """The error for a file that was changed while it was read, for the caller to raise.
+    """Makes the error for a file that was changed while it was read, for the caller to raise.
 
     Args:
         path: The file.
@@ -161,14 +161,14 @@ def sample(path: Path, size: int) -> int:
     checksum = 0
     with reading(path), path.open("rb", buffering=0) as file:
         for start in (*range(0, size, step), max(0, size - BLOCK)):
-            # CRC-32 is for accidents, not for attackers; reading whole checkpoints for a digest
-            # would take as long as many a merge.
+            # CRC-32 detects accidents, not attacks. Reading whole checkpoints for a digest would
+            # take as long as a merge.
             checksum = zlib.crc32(os.pread(file.fileno(), BLOCK, start), checksum)
     return checksum
 
 
 def strict_json(data: bytes, what: object) -> dict[str, Any]:
-    """Parses a JSON object and refuses everything that JSON parsers read in different ways.
+    """Parses a JSON object, and rejects everything that JSON parsers interpret differently.
 
     Args:
       data: The bytes of the object, in UTF-8.
@@ -178,7 +178,7 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
       The object as a dictionary.
 
     Raises:
-      CheckpointError: If the bytes are not a JSON object in UTF-8, or `disk.parsed` refuses them.
+      CheckpointError: If the bytes are not a JSON object in UTF-8, or `disk.parsed` rejects them.
     """
     with reading(what):
         record = disk.parsed(data.decode(), strict=True)
@@ -188,10 +188,10 @@ def strict_json(data: bytes, what: object) -> dict[str, Any]:
 
 
 def checked_shape(shape: object, itemsize: int, what: str) -> Shape:
-    """Checks that an array can have a shape, and returns the shape as a tuple.
+    """Checks that a shape is valid for an array, and returns it as a tuple.
 
     Args:
-      shape: What a file gives as a shape, of any type.
+      shape: The shape that a file states, of any type.
       itemsize: Bytes of one entry.
       what: The file and the tensor, for messages.
 
@@ -204,14 +204,14 @@ def checked_shape(shape: object, itemsize: int, what: str) -> Shape:
     """
     if not isinstance(shape, list | tuple) or not all(type(n) is int and n >= 0 for n in shape):
         raise CheckpointError(f"{what}: expected a shape of non-negative integers, got {shape!r}")
-    # Axes of length 0 do not excuse the others: NumPy refuses (0, 2**62, 8) as too big, too.
+    # Axes of length 0 make no difference: NumPy also rejects (0, 2**62, 8) as too large.
     if len(shape) > 32 or math.prod(filter(None, shape)) * itemsize >= 2**62:
         raise CheckpointError(f"{what}: no array can have the shape {shortened(repr(shape), 99)}")
     return tuple(shape)
 
 
 def contained(folder: Path, name: str) -> Path:
-    """Returns the path of a file in a folder, if it really lies in that folder.
+    """Returns the path of a file in a folder, after checking that it does lie in that folder.
 
     A symbolic link may point to another place within the folder. In a Hugging Face cache, a link
     in `snapshots/<revision>/` may also point to the model's `blobs` folder, and a link there to a
@@ -234,8 +234,7 @@ def contained(folder: Path, name: str) -> Path:
     with reading(path):
         real = path.resolve(strict=True)
     # Tools that download from the Hub store a file once, in `blobs`, and link to it from every
-    # snapshot. Any other link may have been made by someone who wants another file read in its
-    # place.
+    # snapshot. Any other link may be an attempt to have another file read in its place.
     model = next((above.parent for above in home.parents if above.name == "snapshots"), None)
     homes = [home] if model is None else [home, model / "blobs"]
     if not any(real.is_relative_to(home) for home in homes) and not _shared(real, model):
@@ -247,7 +246,7 @@ _BLOB = re.compile(r"([0-9a-f]{2})/\1[0-9a-f]{62}")
 
 
 def _shared(real: Path, model: Path | None) -> bool:
-    """Whether a file is a blob, named by its hash, that a Hugging Face cache's models share."""
+    """Checks whether a file is a blob that models in a Hugging Face cache share."""
     if model is None or not model.name.startswith("models--"):
         return False
     shared = model.parent / "blobs"
@@ -257,7 +256,7 @@ def _shared(real: Path, model: Path | None) -> bool:
 
 
 class Pool:
-    """Descriptors of open files. The least recently used ones are closed first.
+    """A pool of descriptors of open files. The least recently used ones are closed first.
 
     A checkpoint may have 20,000 shards, and a process may have 1,024 files open by default. Any
     number of threads may use them.
@@ -267,7 +266,7 @@ class Pool:
         """Creates an empty pool.
 
         Args:
-          most: How many files stay open. More are open only while more are being read.
+          most: The number of files that stay open. More are open only while more are being read.
         """
         self._most, self._lock = most, threading.Lock()
         self._free: dict[Hashable, int] = {}  # the least recently used first
@@ -275,7 +274,7 @@ class Pool:
 
     @contextlib.contextmanager
     def use(self, key: Hashable, opening: Callable[[], int]) -> Iterator[int]:
-        """Lends the descriptor of a file, and opens the file if necessary.
+        """Yields the descriptor of a file, and opens the file if necessary.
 
         Args:
           key: The key of the file in the pool.
@@ -309,13 +308,13 @@ class Pool:
         except OSError as exc:
             if exc.errno != errno.EMFILE or not self._free:
                 raise
-        # The limit of this process is lower, or others have used it up.
+        # The limit of this process is lower, or other files have exhausted it.
         while self._free:
             os.close(self._free.popitem()[1])
         return opening()
 
     def forget(self, key: Hashable) -> None:
-        """Closes a file, if it is open and nobody uses it.
+        """Closes a file if it is open and not in use.
 
         Args:
           key: The key of the file in the pool.
@@ -326,7 +325,7 @@ class Pool:
             os.close(fd)
 
 
-# Of the 1,024 that a process may have by default; libraries need some, too.
+# The default limit of a process is 1,024, and libraries also open files.
 OPEN = Pool(256)
 """The files of all checkpoints that are read and written."""
 
@@ -338,7 +337,7 @@ class File:
     opening it again raises an error.
 
     Attributes:
-      path: Where the file lies.
+      path: The path of the file.
       called: The file's name in records.
       about: The file's status (`os.fstat`) before anything was read.
       size: The size in bytes at that time.
@@ -348,7 +347,7 @@ class File:
         """Opens a file.
 
         Args:
-          path: Where the file lies.
+          path: The path of the file.
           called: The file's name in records, by default the path.
 
         Raises:
@@ -367,7 +366,7 @@ class File:
         return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
 
     def _again(self) -> int:
-        """Opens the file again; CheckpointError if another has taken its place."""
+        """Opens the file again. Raises a CheckpointError if it has been replaced."""
         fd = self._opened()
         if not os.path.samestat(os.fstat(fd), self.about):
             os.close(fd)
@@ -380,11 +379,11 @@ class File:
         OPEN.forget(self)
 
     def fill(self, view: memoryview, offset: int) -> None:
-        """Fills a buffer with the bytes of the file from an offset on.
+        """Fills a buffer with the bytes of the file, starting at an offset.
 
         Args:
           view: The buffer, a writable view of single bytes.
-          offset: The place in the file of the first byte.
+          offset: The position of the first byte in the file.
 
         Raises:
           CheckpointError: If the file ends before the buffer is full, was closed, or cannot be
@@ -394,19 +393,19 @@ class File:
             raise CheckpointError(f"{self.path} was closed")
         with reading(self.path), OPEN.use(self, self._again) as fd:
             while len(view):
-                # pread writes into the caller's memory and needs no shared file position, so
-                # threads can share the descriptor. A read may return fewer bytes than requested.
+                # pread writes into the caller's memory and uses no shared file position, so threads
+                # can share the descriptor. It may return fewer bytes than requested.
                 got = os.preadv(fd, [view], offset)
                 if not got:
                     raise CheckpointError(f"{self.path} is truncated: it ends at byte {offset}")
                 view, offset = view[got:], offset + got
 
     def array_at(self, offset: int, count: int) -> np.ndarray:
-        """Reads bytes into a new array, without allocating more than the file can fill.
+        """Reads bytes into a new array, without allocating more than the file contains.
 
         Args:
-          offset: The place in the file of the first byte.
-          count: How many bytes are wanted.
+          offset: The position of the first byte in the file.
+          count: The number of bytes.
 
         Returns:
           The bytes, a uint8 array of shape `(count,)`.
@@ -427,8 +426,8 @@ class File:
         """Reads bytes, as `array_at` does.
 
         Args:
-          offset: The place in the file of the first byte.
-          count: How many bytes are wanted.
+          offset: The position of the first byte in the file.
+          count: The number of bytes.
 
         Returns:
           The bytes.
@@ -437,7 +436,7 @@ class File:
 
 
 class StoredTensor:
-    """A tensor that lies uncompressed in a file, in one run of bytes or several.
+    """A tensor that is stored uncompressed in a file, in one or several runs of bytes.
 
     Any range of entries can be read without the others. It is a `sail_jax.merging.tensors.Tensor`.
 
@@ -446,10 +445,10 @@ class StoredTensor:
       dtype: The type of its entries, in native byte order.
       shape: Its shape.
       source: The file, for messages and records.
-      path: Where the file lies.
+      path: The path of the file.
       runs: The (offset, length) in bytes of each run of entries in the file.
       swap: Whether the bytes of each entry are stored in the other order.
-      place: Identifies the data: tensors with one place and shape have the same entries.
+      place: An identifier of the data: tensors with the same place and shape have the same entries.
     """
 
     def __init__(
@@ -461,13 +460,13 @@ class StoredTensor:
         runs: Sequence[tuple[int, int]],
         swap: bool = False,
     ) -> None:
-        """Stores the description of a tensor; reads nothing.
+        """Stores the description of a tensor, without reading it.
 
         Args:
           name: The tensor's name in the checkpoint.
           dtype: The type of its entries, in native byte order.
           shape: Its shape.
-          file: The file that holds it, which must stay open.
+          file: The file that contains it, which must stay open.
           runs: The (offset, length) in bytes of each run, in the order of the entries.
           swap: Whether the bytes of each entry are stored in the other order (big-endian).
 
@@ -505,7 +504,7 @@ class StoredTensor:
         """
         check_read(self, out, start)
         view = out.view(np.uint8).data
-        # Bytes before `start` that still have to be skipped, in this run and the next ones.
+        # Bytes before `start` that remain to be skipped, in this run and the next ones.
         skip = start * self.dtype.itemsize
         for offset, length in self.runs:
             count = min(length - skip, len(view))
@@ -518,12 +517,12 @@ class StoredTensor:
 
 
 class LoadedTensor(OnDemand):
-    """A tensor that can only be loaded whole.
+    """A tensor that can only be loaded as a whole.
 
     Its bytes are compressed, strided, or in the store of another library.
 
     Attributes:
-      place: Identifies the data: tensors with one place and shape have the same entries.
+      place: An identifier of the data: tensors with the same place and shape have the same entries.
     """
 
     def __init__(
@@ -535,13 +534,13 @@ class LoadedTensor(OnDemand):
         load: Callable[[], np.ndarray],
         span: int | None = None,
     ) -> None:
-        """Stores the description of a tensor; loads nothing.
+        """Stores the description of a tensor, without loading it.
 
         Args:
           name: The tensor's name in the checkpoint.
           dtype: The type of its entries.
           shape: Its shape.
-          source: Where it lies, for messages.
+          source: The location of the tensor, for messages.
           load: Returns the whole tensor, with this dtype and shape.
           span: Bytes that `load` allocates; by default the tensor's size.
         """
@@ -551,7 +550,7 @@ class LoadedTensor(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes held while the tensor is loaded."""
+        """The number of bytes in memory while the tensor is loaded."""
         return self._span
 
     def form(self) -> np.ndarray:

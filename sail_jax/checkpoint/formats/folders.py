@@ -16,13 +16,13 @@ from sail_jax.checks import argument
 
 
 def taken(out: Path) -> bool:
-    """Checks whether there is something at a path that a rename cannot replace.
+    """Checks whether a path contains something that a rename cannot replace.
 
     Args:
       out: The path.
 
     Returns:
-      False if nothing is there, or an empty folder. True for a link, even one that leads nowhere.
+      False if the path does not exist or is an empty folder. True for a link, even a dangling one.
     """
     empty = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
     return os.path.lexists(out) and not empty
@@ -38,11 +38,11 @@ def admit(
     """Checks that an output can be written at a path, before any work is done for it.
 
     Args:
-      out: Where the output is to go.
+      out: The path of the output.
       inputs: The checkpoints that are read.
       resume: Whether an existing output is accepted. The writer checks that it is the right one.
       force: Whether an existing output of sail-jax is accepted and then replaced.
-      names: The names of the outputs that the path is to hold, if it is a folder of several.
+      names: The names of the outputs in the folder, if the path is a folder of several.
 
     Raises:
       CheckpointError: If the path cannot be a file name, is taken by anything but an empty folder,
@@ -63,7 +63,7 @@ def admit(
             more = f", or {argument('force', 'True')} replaces it"
         raise CheckpointError(f"{out} exists already; choose another place for the output{more}")
     with explained("write", out), contextlib.suppress(FileNotFoundError):
-        os.lstat(written.unfinished(out))  # raises where no name can stand
+        os.lstat(written.unfinished(out))  # raises for an invalid name
     inputs = list(inputs)
     # Path.resolve would raise for a link that leads to itself.
     real = Path(os.path.realpath(out))
@@ -82,16 +82,16 @@ class HeldError(CheckpointError):
 
 
 def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
-    """Makes the folder of unfinished work, if need be, and locks it for this process.
+    """Makes the folder of unfinished work, if necessary, and locks it for this process.
 
     An existing folder is accepted only if no other user can have written to it. Otherwise a resumed
-    run would write through planted links and use planted tensors. The parent folder is not
-    checked: whoever can write there can replace the output as well.
+    run could follow planted links and use planted tensors. The parent folder is not checked:
+    whoever can write there can replace the output as well.
 
     Args:
       partial: The folder of unfinished work.
       out: The output, for messages.
-      shared: Whether several processes may hold the folder at once, all of them with `shared`.
+      shared: Whether several processes may lock the folder at once, all of them with `shared`.
 
     Returns:
       An open file descriptor; the lock lasts until it is closed. None if the system or the file
@@ -106,7 +106,7 @@ def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
     # Then try again. Ten failures in a row mean that other processes are busy with the folder.
     for _ in range(10):
         try:
-            # Readable by this user only: the output lies in it with its own permissions.
+            # Readable by this user only: the output inside it has its own permissions.
             os.mkdir(partial, 0o700)
             made = True
         except FileExistsError:
@@ -131,7 +131,7 @@ def hold(partial: Path, out: Path | str, *, shared: bool = False) -> int | None:
 
 
 def _planted(what: str, partial: Path) -> CheckpointError:
-    """The error for something in a folder of unfinished work that no run creates."""
+    """Makes the error for something in a folder of unfinished work that no run creates."""
     return CheckpointError(f"{what}, which no run leaves there; remove {partial}")
 
 
@@ -140,7 +140,7 @@ def reserve(fd: int, size: int) -> None:
 
     Args:
       fd: The file, open for writing.
-      size: Bytes that the file will have, at least 1.
+      size: The number of bytes of the file, at least 1.
 
     Raises:
       OSError: If there is not enough space.
@@ -162,12 +162,12 @@ CPU-seconds for each GB in calls of 2 MiB, .1 to .2 in calls of 128 KiB).
 
 
 def pwrite(fd: int, view: memoryview, offset: int) -> None:
-    """Writes a whole buffer to a file, in as many calls as the system needs.
+    """Writes a whole buffer to a file, in as many calls as the system requires.
 
     Args:
       fd: The file, open for writing.
       view: The bytes to write.
-      offset: The place in the file of the first byte.
+      offset: The position of the first byte in the file.
 
     Raises:
       OSError: If the system cannot write.
@@ -177,14 +177,14 @@ def pwrite(fd: int, view: memoryview, offset: int) -> None:
         view, offset = view[wrote:], offset + wrote
 
 
-# How many bytes are written to a file before it is flushed.
+# The number of bytes that are written to a file before it is flushed.
 FLUSH = 64 << 20
 
 
 class Flusher:
     """Flushes written data to the disk in the background, so little is left at the end.
 
-    A thread flushes each file after every 64 MiB written to it. If the disk refuses data, the
+    A thread flushes each file after every 64 MiB written to it. If the disk rejects data, the
     system reports the error only once, here in the thread. `close` raises it again.
     """
 
@@ -192,8 +192,8 @@ class Flusher:
         """Creates a flusher that has counted nothing yet.
 
         Args:
-          use: Lends a descriptor of a file. Each call may lend another one, since a flush covers
-            the file, whichever descriptor wrote to it.
+          use: Lends a descriptor of a file. Each call may lend a different one, because a flush
+            covers the file regardless of the descriptor that wrote to it.
         """
         self._use = use
         self._lock = threading.Lock()
@@ -202,15 +202,15 @@ class Flusher:
         self._flushes: list[Future[None]] = []
 
     def wrote(self, file: str, count: int) -> None:
-        """Counts bytes that were written to a file, and flushes it when there are enough.
+        """Counts bytes that were written to a file, and flushes the file after enough of them.
 
         Args:
           file: The file, as an argument of `use`.
-          count: How many bytes were written.
+          count: The number of bytes written.
         """
         with self._lock:
             self._dirty[file] = self._dirty.get(file, 0) + count
-            # A flush that waits covers what is written until it starts.
+            # A waiting flush covers everything that is written before it starts.
             if self._dirty[file] >= FLUSH:
                 self._dirty[file] = 0
                 self._flushes.append(self._thread.submit(self._flush, file))
@@ -220,7 +220,7 @@ class Flusher:
             _flush(fd)
 
     def close(self) -> None:
-        """Waits for flushes that are under way and ends the thread; further calls do nothing.
+        """Waits for pending flushes and ends the thread; further calls do nothing.
 
         Raises:
           OSError: If any flush failed.

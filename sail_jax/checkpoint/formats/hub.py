@@ -1,4 +1,4 @@
-"""Models named by their Hub names: found in this machine's cache, or downloaded into it.
+"""Finds models by their names on the Hub, in this machine's cache, or downloads them into it.
 
 A name is org/name or org/name@revision. A local file or folder of that name takes precedence. The
 cache is huggingface_hub's. It has one folder models--org--name per model, with `refs` (the commit
@@ -6,7 +6,7 @@ of each revision), `snapshots` (one folder of links per commit) and `blobs` (the
 such a folder is a checkpoint too, with or without @revision.
 
 A model in the cache is read without a request to the Hub. For any other model, safetensors,
-configurations and tokenizer files are downloaded, and never code or pickles.
+configurations and tokenizer files are downloaded, but never code or pickles.
 """
 
 import contextlib
@@ -54,8 +54,7 @@ class Snapshot(NamedTuple):
     Attributes:
       folder: The folder of its files, which are links.
       commit: The commit, 40 hexadecimal digits.
-      lacking: Configuration and tokenizer files that are missing from the cache, as far as the
-        cache shows.
+      lacking: Configuration and tokenizer files that are known to be missing from the cache.
     """
 
     folder: Path
@@ -64,16 +63,15 @@ class Snapshot(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """A model on the Hub that is missing from the cache, completely or in part.
+    """A model on the Hub that is completely or partly missing from the cache.
 
     Attributes:
       text: The model's name in messages.
       name: Its name.
       revision: The requested revision.
       home: Its folder in the cache.
-      files: The wanted files.
-      left: The sizes of the files missing from the cache, by digest or name.
-    """
+      files: The files to download.
+      left: The sizes of the files missing from the cache, by digest or name."""
 
     text: str
     name: str
@@ -84,7 +82,7 @@ class _Listed(NamedTuple):
 
 
 def called(path: str | PathLike[str]) -> str:
-    """Returns the Hub name of something in the cache, for records that others read.
+    """Returns the Hub name of something in the cache, for records that are shared.
 
     Args:
       path: Any path, or a name.
@@ -104,19 +102,20 @@ def called(path: str | PathLike[str]) -> str:
     return "".join(filter(None, parts))
 
 
-# The places of a path in the name of an input: path[@revision][+lora[@revision]] (aligned to path).
+# The positions of a path in the name of an input: path[@revision][+lora[@revision]] (aligned to
+# path).
 _PATH = re.compile(r"(^|\+|\(aligned to )([^@+(]+)")
 
 
 def shortened(names: Sequence[str]) -> list[str]:
-    """Leaves the folders out of the names of inputs, as far as the names stay different.
+    """Removes the folders from the names of inputs, as long as the names remain distinct.
 
     Args:
       names: The names, path[@revision][+lora[@revision]] with or without operations in brackets.
 
     Returns:
-      A name for each. The last part of a path stays, with the folder before it where that is a
-      number, such as the step of a run. Revisions, adapters and operations stay.
+      A name for each. The last part of a path is kept, with the folder before it if that is a
+      number, such as the step of a run. Revisions, adapters and operations are kept.
 
     >>> shortened(["models/base@v1+tuned/math", "run/10"])
     ['base@v1+math', 'run/10']
@@ -180,20 +179,20 @@ def resolved(text: str | PathLike[str], *, offline: bool = False) -> Snapshot | 
 
     Raises:
       CheckpointError: If huggingface_hub is not installed, or the model is missing from the cache
-        and the Hub, is not accessible, lacks safetensors, or cannot be downloaded.
+        and the Hub, is not accessible, has no safetensors, or cannot be downloaded.
     """
     found = _found(os.fspath(text), offline)
     return _downloaded(found) if isinstance(found, _Listed) else found
 
 
 def check_there(texts: Iterable[str | PathLike[str]], *, offline: bool = False) -> None:
-    """Checks that models exist and fit on the disk together, before any is downloaded."""
+    """Checks that all models exist and fit on the disk together, before any is downloaded."""
     found = [_found(os.fspath(text), offline) for text in texts]
     _check_room([x for x in found if isinstance(x, _Listed)])
 
 
 def _found(text: str, offline: bool) -> Snapshot | _Listed | None:
-    """The model with this name: in the cache, or else as the Hub lists it."""
+    """Returns the model with this name, from the cache or from the Hub's listing."""
     if os.path.lexists(text):
         return _local(Path(text))
     if (found := _cached_revision(text)) is not None:
@@ -210,10 +209,11 @@ def wanted(model: str, names: Collection[str]) -> list[str]:
 
     Returns:
       Its safetensors with their index, configurations and tokenizer files. Subfolders are left
-      out. Of several sets of weights, only the set that would be read is chosen.
+      out. If there are several sets of weights, only the set that would be read is chosen.
 
     Raises:
-      CheckpointError: If it lacks safetensors, or has several indexes and none has the usual name.
+      CheckpointError: If it has no safetensors, or several indexes and none of them has the usual
+        name.
 
     >>> wanted("org/name", ["model.safetensors", "pytorch_model.bin", "config.json", "code.py"])
     ['model.safetensors', 'config.json']
@@ -236,33 +236,33 @@ def wanted(model: str, names: Collection[str]) -> list[str]:
 
 
 def _name(text: str) -> tuple[str, str | None] | None:
-    """The name and the revision of a model on the Hub; None for anything else."""
+    """Returns the name and the revision of a model on the Hub; None for anything else."""
     match = _NAME.fullmatch(text)
     if match is None or os.path.lexists(text) or os.path.lexists(match[1]):
         return None
     name, revision = match.groups()
-    # The Hub's own rules. A text with a file's suffix is a path that does not exist.
+    # These are the Hub's own rules. A text with the suffix of a file is a path that does not exist.
     if len(name) > 96 or ".." in name or "--" in name or name.endswith((".git", ".json", ".yaml")):
         return None
     return (name, revision) if of_file(name) is None and _is_revision(revision) else None
 
 
 def _is_revision(revision: str | None) -> bool:
-    """Whether a text can be a branch, a tag or a commit, and not a path out of the folder."""
+    """Checks whether a text can be a branch, tag or commit, and not a path out of the folder."""
     if revision is None:
         return True
     return _REVISION.fullmatch(revision) is not None and not re.search(r"\.\.|//|/\.", revision)
 
 
 def _cached_revision(text: str) -> tuple[Path, str] | None:
-    """The folder in the cache and the revision that a text has; None for anything else."""
+    """Returns the folder in the cache and the revision that a text has; None for anything else."""
     path, at, revision = text.rpartition("@")
     named = at and not os.path.lexists(text) and has_revisions(path)
     return (Path(path), revision) if named else None
 
 
 def _local(path: Path) -> Snapshot | None:
-    """The model in a folder of the cache: main of a model's folder, or a snapshot itself."""
+    """Returns the model in a folder of the cache: a snapshot, or the main revision of a model."""
     if has_revisions(path):
         return _of_revision(path, None)
     match = _CACHED.fullmatch(os.path.abspath(path))
@@ -271,7 +271,7 @@ def _local(path: Path) -> Snapshot | None:
 
 
 def _of_revision(home: Path, revision: str | None) -> Snapshot:
-    """A revision of a model, found in its folder of the cache."""
+    """Finds a revision of a model in its folder of the cache."""
     commit = _commit(home, revision or _MAIN)
     if commit is None:
         here = sorted(entry.name for entry in (home / "snapshots").iterdir())
@@ -281,7 +281,7 @@ def _of_revision(home: Path, revision: str | None) -> Snapshot:
 
 
 def _commit(home: Path, revision: str) -> str | None:
-    """The commit of a revision; None if the commit or its snapshot is missing from the cache."""
+    """Returns the commit of a revision; None if it or its snapshot is missing from the cache."""
     commit: str = revision
     if not _is_revision(revision):
         return None
@@ -297,7 +297,7 @@ def _commit(home: Path, revision: str) -> str | None:
 
 
 def _folder(home: Path, commit: str) -> Path:
-    """The folder of a snapshot. It may not be a link, since a link could lead anywhere."""
+    """Returns the folder of a snapshot, which must not be a link."""
     folder = home / "snapshots" / commit
     if folder.is_symlink() or folder.parent.is_symlink():
         raise CheckpointError(f"{folder} is a link; expected a folder of the cache")
@@ -305,7 +305,7 @@ def _folder(home: Path, commit: str) -> Path:
 
 
 def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Snapshot | _Listed:
-    """A model by its name: in the cache if it is complete there, else as the Hub lists it."""
+    """Looks up a model by name: in the cache if it is complete there, otherwise on the Hub."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -334,15 +334,15 @@ def _looked_up(text: str, name: str, revision: str | None, offline: bool) -> Sna
 
 
 def _missing(folder: Path, listing: Path) -> list[str]:
-    """The files missing from a snapshot, according to the Hub's list of the model's files."""
-    # A link that leads nowhere counts as a missing file.
+    """Returns the files missing from a snapshot, according to the Hub's list of files."""
+    # A dangling link counts as a missing file.
     names = sorted(entry.name for entry in folder.iterdir() if entry.exists())
     if listing.is_file():
         with contextlib.suppress(disk.StoreError):
             files = strict_json(disk.read_bytes(listing, MAX_HEADER), listing).get("files")
             if isinstance(files, dict):
                 return sorted(set(wanted(str(folder), files)) - set(names))
-    # Other programs keep no such list, so only the files themselves can show a missing shard.
+    # Other programs store no such list, so a missing shard can only be detected from the files.
     files = weights(folder, names, _FORMAT, _FORMAT.file)
     beside = {"config.json", "adapter_config.json"} & set(names)
     missing = [] if beside else ["config.json"]
@@ -360,9 +360,9 @@ def _missing(folder: Path, listing: Path) -> list[str]:
 
 
 def _listed(text: str, name: str, revision: str | None, home: Path) -> _Listed:
-    """Asks the Hub for the list of a model's files; downloads none."""
+    """Requests the list of a model's files from the Hub, without downloading any."""
     with _explained(text, revision, "does not exist, and the Hub does not answer"):
-        # Imported here because it takes 0.3 s, and a cached model does not need it.
+        # Imported here because it takes 0.3 s, and cached models do not require it.
         from huggingface_hub import HfApi, constants
 
         about = HfApi(library_name="sail-jax").model_info(
@@ -376,7 +376,7 @@ def _listed(text: str, name: str, revision: str | None, home: Path) -> _Listed:
 
 
 def _what(left: Mapping[str, int]) -> str:
-    """The number and the total size of the files to download."""
+    """Describes the number and the total size of the files to download."""
     return f"{len(left)} file{'s' * (len(left) > 1)}, {storage(sum(left.values()))}"
 
 
@@ -413,12 +413,12 @@ def _downloaded(model: _Listed) -> Snapshot:
 
 
 def _digest(file: Any) -> str | None:
-    """The digest that names a file in the cache, from the Hub's listing."""
+    """Returns the digest that names a file in the cache, from the Hub's listing."""
     return file.blob_id if file.lfs is None else file.lfs.sha256
 
 
 def _is_there(home: Path, commit: str | None, file: Any) -> bool:
-    """Whether a file is in the cache: in this snapshot, or as a blob of another snapshot."""
+    """Checks whether a file is in the cache: in this snapshot, or as a blob of another one."""
     places = (
         home / "snapshots" / str(commit) / file.rfilename,
         home / "blobs" / str(_digest(file)),
@@ -428,7 +428,7 @@ def _is_there(home: Path, commit: str | None, file: Any) -> bool:
 
 @contextlib.contextmanager
 def _explained(text: str, revision: str | None, failed: str) -> Iterator[None]:
-    """Turns huggingface_hub's exceptions into a `CheckpointError` with advice."""
+    """Converts exceptions of huggingface_hub to a `CheckpointError` with advice."""
     from huggingface_hub import errors
 
     login = "log in (hf auth login)"

@@ -1,7 +1,7 @@
 """The byte layout of an output: where each tensor goes, computed before anything is written.
 
 Each format that can be written has a function that makes such a `Layout`; the writer in
-`sail_jax.checkpoint.output` then puts tensors in their places, in any order.
+`sail_jax.checkpoint.output` then writes tensors to their positions, in any order.
 """
 
 import math
@@ -24,8 +24,8 @@ class Region(NamedTuple):
 
     Attributes:
       file: The name of the file, within the output or its stage.
-      offset: The place in the file of the first byte.
-      length: How many bytes there are.
+      offset: The position of the first byte in the file.
+      length: The number of bytes.
     """
 
     file: str
@@ -34,7 +34,7 @@ class Region(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The files of an output, and each tensor's place in them.
+    """The files of an output, and the position of each tensor in them.
 
     Attributes:
       regions: For each tensor the runs of its bytes, in the order of its entries.
@@ -55,14 +55,14 @@ class Layout(NamedTuple):
     def entries(
         self, folder: Path, name: str, dtype: np.dtype, first: int, last: int
     ) -> np.ndarray:
-        """Reads entries of a tensor that lies in one run, as a stage's tensors do.
+        """Reads entries of a tensor that is stored in one run, like the tensors of a stage.
 
         Args:
           folder: The folder of the files.
           name: The tensor.
           dtype: Its dtype.
           first: The index of the first entry.
-          last: The index behind the last one.
+          last: The index after the last one.
 
         Returns:
           The entries, flat.
@@ -85,7 +85,7 @@ def staged(tensors: Wanted, file: str) -> Layout:
       file: The name of the file.
 
     Returns:
-      A layout with nothing but the tensors, each at a multiple of 64 bytes.
+      A layout that contains only the tensors, each at a multiple of 64 bytes.
     """
     regions, end = {}, 0
     for name, (dtype, shape) in tensors.items():

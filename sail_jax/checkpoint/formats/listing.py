@@ -1,4 +1,4 @@
-"""Which files of a folder are one checkpoint, by their names alone."""
+"""Determines which files of a folder form a checkpoint, by their names alone."""
 
 import fnmatch
 import re

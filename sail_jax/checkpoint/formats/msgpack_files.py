@@ -1,9 +1,9 @@
 """Flax's msgpack serialisation (`flax.serialization`), read in place and written in any order.
 
-An array is an extension of type 1 that holds (shape, dtype, bytes); above 2^30 bytes it is split
+An array is an extension of type 1 that contains (shape, dtype, bytes); above 2^30 bytes it is split
 into chunks. The keys above an array are joined by "/". The msgpack library writes the bytes between
-arrays, but cannot read them: it copies each array into memory and does not report its place in the
-file.
+arrays, but cannot read them: it copies each array into memory and does not report its position in
+the file.
 """
 
 import math
@@ -29,25 +29,26 @@ from sail_jax.checkpoint.formats.layout import Layout, Region, Wanted
 from sail_jax.checkpoint.formats.nesting import joined, nested
 from sail_jax.merging.tensors import Shape, Tensor
 
-# The most bytes of an array that Flax keeps in one piece.
+# The largest number of bytes of an array that Flax stores in one piece.
 CHUNK = 2**30
 _CHUNKED = "__msgpack_chunked_array__"
-# The type of an extension that holds a Python complex number. NumPy's types are 1 and 3.
+# The type of an extension that contains a Python complex number. NumPy's types are 1 and 3.
 _COMPLEX = 2
 # The deepest nesting, far below Python's limit on recursion.
 _DEPTH = 100
-# How many bytes are read from the file at once.
+# The number of bytes that are read from the file at once.
 _WINDOW = 1 << 16
-# The most keys, arrays and other values of a file. Reading this many takes seconds.
+# The largest number of keys, arrays and other values in a file. Reading this many takes seconds.
 _VALUES = 1 << 20
-# The most plain numbers of a file.
+# The largest number of plain numbers in a file.
 _NUMBERS = 1 << 16
-# The most values inside of an extension, which has the shape, dtype and bytes of an array.
+# The largest number of values inside an extension, which contains the shape, dtype and bytes of an
+# array.
 _OF_ARRAY = 100
 
 
 class _Blob(NamedTuple):
-    """Bytes that stay in the file: raw bytes (kind None), or an extension of that kind."""
+    """Bytes that remain in the file: raw bytes (kind None), or an extension of this kind."""
 
     kind: int | None
     offset: int
@@ -55,7 +56,7 @@ class _Blob(NamedTuple):
 
 
 class _Array(NamedTuple):
-    """An array in the file: where its runs of bytes lie, as (offset, length)."""
+    """An array in the file, with its runs of bytes as (offset, length)."""
 
     dtype: np.dtype
     shape: Shape
@@ -63,9 +64,9 @@ class _Array(NamedTuple):
 
 
 class _Scan:
-    """A parser of msgpack's structure that steps over the bytes of arrays.
+    """A parser of the structure of msgpack that skips the bytes of arrays.
 
-    It reads at most `values` values, so a file cannot keep it busy for long. It also reads at most
+    It reads at most `values` values, so the time to parse a file is bounded. It also reads at most
     `MAX_HEADER` bytes of text, because it keeps text in memory.
     """
 
@@ -74,12 +75,12 @@ class _Scan:
         self._window, self._first, self._text = b"", 0, MAX_HEADER
 
     def take(self, count: int) -> bytes:
-        """The next bytes, from a window of the file."""
+        """Returns the next bytes, from a window of the file."""
         start = self.at - self._first
         if count < 0 or self.at + count > self.end:
             raise ValueError(f"it ends within a value, at byte {self.at}")
         # One system call per byte would dominate the time. The structure is small, so one window
-        # mostly holds the next values. Bytes of arrays are skipped and never enter it.
+        # usually contains the next values. The bytes of arrays are skipped.
         if not (self._window and start >= 0 and start + count <= len(self._window)):
             size = max(count, min(_WINDOW, self.end - self.at))
             self._window, self._first, start = self.file.bytes_at(self.at, size), self.at, 0
@@ -87,11 +88,11 @@ class _Scan:
         return self._window[start : start + count]
 
     def uint(self, size: int) -> int:
-        """The next bytes as an unsigned integer."""
+        """Returns the next bytes as an unsigned integer."""
         return int.from_bytes(self.take(size), "big")
 
     def blob(self, length: int, kind: int | None = None) -> _Blob:
-        """Skips bytes and records their place."""
+        """Skips bytes and records their position."""
         blob = _Blob(kind, self.at, length)
         if self.at + length > self.end:
             raise ValueError(f"it ends within the {length} bytes from {self.at} on")
@@ -105,15 +106,15 @@ class _Scan:
         return self.take(length).decode()
 
     def value(self, depth: int = 0) -> object:
-        """The next value, by the first byte that msgpack's specification gives each kind."""
+        """Parses the next value, whose first byte determines its kind."""
         if depth > _DEPTH:
             raise ValueError(f"it is nested more than {_DEPTH} deep")
         self.values -= 1
         if self.values < 0:
             raise ValueError(f"it has more than {_VALUES} keys and values")
         code = self.take(1)[0]
-        # The last bits of a code hold the value's length, or the number of bytes of its length or
-        # value: hence 1 << (code - first).
+        # The last bits of a code contain the length of the value, or the number of bytes of its
+        # length or value: hence 1 << (code - first).
         match code:
             case _ if code < 0x80:
                 return code
@@ -162,8 +163,8 @@ class _Scan:
             key = self.value(depth + 1)
             if not isinstance(key, str | int):
                 raise ValueError(f"a key is a {type(key).__name__}, not text")
-            # Flax writes lists as dictionaries with the keys "0", "1" and so on; as text 0 and "0"
-            # are one.
+            # Flax writes lists as dictionaries with the keys "0", "1" and so on; as text, 0 and "0"
+            # are equal.
             if str(key) in mapping:
                 raise ValueError(f"the key {str(key)!r} is repeated")
             mapping[str(key)] = self.value(depth + 1)
@@ -180,9 +181,9 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
       The arrays and numbers by path, and empty metadata. Text, bytes and None are left out.
 
     Raises:
-      CheckpointError: If the file is damaged, does not hold a dictionary, is nested more than 100
-        deep, or holds an array of unknown dtype. Also if it has more than 2^20 keys and values (an
-        array counts as one), 2^16 plain numbers or 10^8 bytes of text.
+      CheckpointError: If the file is damaged, does not contain a dictionary, is nested more than
+        100 deep, or contains an array of unknown dtype. Also if it has more than 2^20 keys and
+        values (an array counts as one), 2^16 plain numbers or 10^8 bytes of text.
     """
     with reading(file.path):
         scan = _Scan(file, 0, file.size, _VALUES)
@@ -224,7 +225,7 @@ def _leaves(
         match _Scan(file, node.offset, node.offset + node.length, _OF_ARRAY).value():
             case [float(real), float(imaginary)]:
                 yield at, np.asarray(complex(real, imaginary))
-            # Refused and not left out, since it may be a damaged array.
+            # It is refused instead of ignored, because it may be a damaged array.
             case _:
                 raise ValueError(f"'{at}' is not a complex number as flax writes it")
     elif isinstance(node, _Blob) and node.kind is not None:
@@ -253,7 +254,7 @@ def _ordered(node: object) -> list[object]:
 
 
 def _array(file: File, blob: object, at: str) -> _Array:
-    """Checks an extension that holds an array or a chunk."""
+    """Checks an extension that contains an array or a chunk."""
     if not isinstance(blob, _Blob) or blob.kind not in (1, 3):
         raise ValueError(f"'{at}' is not an array, or a chunk of one, as flax writes them")
     scan = _Scan(file, blob.offset, blob.offset + blob.length, _OF_ARRAY)
@@ -286,8 +287,8 @@ def layout(
       The layout of the output itself.
 
     Raises:
-      CheckpointError: If there is metadata, the paths do not form a tree, or the format cannot
-        hold a dtype.
+      CheckpointError: If there is metadata, the paths do not form a tree, or the format does not
+        support a dtype.
     """
     if metadata:
         raise CheckpointError("msgpack cannot store metadata")
@@ -322,7 +323,7 @@ def _pack(node: Any, tensors: Wanted) -> _Pieces:
     if size <= CHUNK:
         yield from _pack_array(node, dtype, shape)
         return
-    # As in flax, a chunk has as many whole entries as fit.
+    # As in flax, a chunk contains as many whole entries as fit.
     step = max(1, CHUNK // dtype.itemsize)
     numel = math.prod(shape)
     sizes = [min(step, numel - start) for start in range(0, numel, step)]
@@ -350,17 +351,17 @@ def _pack_array(name: str, dtype: np.dtype, shape: Shape) -> _Pieces:
 
 
 def _packed(value: object) -> bytes:
-    """A value packed by the msgpack library."""
+    """Packs a value with the msgpack library."""
     return cast(bytes, msgpack.packb(value))
 
 
 def _map_head(count: int) -> bytes:
-    """The start of a map with this many keys."""
+    """Packs the start of a map with this many keys."""
     return cast(bytes, msgpack.Packer().pack_map_header(count))
 
 
 def _length(count: int, codes: tuple[int, int, int]) -> bytes:
-    """The start of raw bytes or an extension of this length.
+    """Packs the start of raw bytes or an extension of this length.
 
     The msgpack library packs these only together with the bytes, which are written separately.
     """

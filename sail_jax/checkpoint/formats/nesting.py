@@ -1,6 +1,6 @@
 """Conversion between paths such as "a/b/c" and the nested dictionaries that they describe.
 
-Some formats store a tree of arrays. A checkpoint here has one flat name for each tensor.
+Some formats store a tree of arrays, but a checkpoint here has one flat name for each tensor.
 """
 
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Any
 
 from sail_jax.checkpoint.formats.files import CheckpointError
 
-# The most characters of a path. Deep trees with long keys would fill the memory.
+# The largest number of characters in a path. Deep trees with long keys could exhaust the memory.
 _LONGEST = 4096
 
 

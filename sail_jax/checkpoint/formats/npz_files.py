@@ -1,7 +1,8 @@
-"""NumPy's .npz: a zip archive with a .npy member for each array, and no Python objects.
+"""Reads and writes NumPy's .npz: a zip archive with a .npy member for each array, without Python
+objects.
 
 The .npy format stores bfloat16 and the float8 types as raw bytes. For these types, the comment of
-the member holds the dtype's name.
+the member contains the name of the dtype.
 """
 
 import io
@@ -31,9 +32,9 @@ from sail_jax.checkpoint.formats.layout import Layout, Wanted, staged
 from sail_jax.checkpoint.formats.zips import Member, inflate, members
 from sail_jax.merging.tensors import Tensor
 
-# How many bytes of a .npy header are read.
+# The number of bytes of a .npy header that are read.
 _HEADER = 1 << 16
-# How many bytes are copied at once.
+# The number of bytes that are copied at once.
 _BLOCK = 1 << 20
 _STAGE = "tensors"
 
@@ -94,8 +95,8 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
     shape, fortran, spelt = npy_header(head)
     dtype, first = _dtype(spelt, member.comment.decode()), head.tell()
     shape = checked_shape(shape, dtype.itemsize, f"{file.path}: '{name}'")
-    # The archive's size must equal the array's size. Then neither can make this process
-    # allocate more than the other.
+    # The size in the archive must equal the size of the array, so that neither of them can cause
+    # too large an allocation.
     if first + math.prod(shape) * dtype.itemsize != member.size:
         raise ValueError(f"{dtype}{list(shape)} does not fill its {member.size} bytes")
     swap = spelt.byteorder == ">"
@@ -114,7 +115,7 @@ def _tensor(name: str, file: File, member: Member) -> Tensor:
 
 
 def _dtype(spelt: np.dtype, comment: str) -> np.dtype:
-    """The dtype of a member's entries, from its .npy header and its comment."""
+    """Returns the dtype of a member's entries, from its .npy header and its comment."""
     if spelt.hasobject:
         raise ValueError("it holds Python objects, which are never unpickled")
     if spelt.kind == "V" and spelt.names is None and spelt.subdtype is None:
@@ -132,7 +133,7 @@ _RAW = re.compile(r"bfloat16|float8")
 
 
 def note(dtypes: Iterable[np.dtype]) -> str:
-    """Says what other programs make of an archive.
+    """Describes what other programs cannot read in an archive.
 
     Args:
       dtypes: The dtypes of its tensors.
@@ -167,8 +168,8 @@ def layout(
       The layout of the stage, with the function that writes the archive from it.
 
     Raises:
-      CheckpointError: If the metadata or a name is too long for a zip archive, or .npz cannot hold
-        a dtype.
+      CheckpointError: If the metadata or a name is too long for a zip archive, or .npz does not
+        support a dtype.
     """
     comment = json.dumps(dict(metadata), separators=(",", ":")).encode() if metadata else b""
     if len(comment) > 0xFFFF:
@@ -188,14 +189,14 @@ def _write(
 ) -> None:
     """Writes the archive from the stage, with uncompressed members dated 1 January 1980.
 
-    The fixed date, `zipfile.ZipInfo`'s default, gives equal tensors equal bytes.
+    With the fixed date, the default of `zipfile.ZipInfo`, equal tensors give equal bytes.
     """
     with zipfile.ZipFile(out, "w") as archive, closing(File(folder / _STAGE)) as stage:
         archive.comment = comment
         for key, (dtype, shape) in tensors.items():
             member, kind = zipfile.ZipInfo(f"{key}.npy"), dtype
             if _RAW.match(dtype.name):
-                # Stored as raw bytes; the comment holds the dtype.
+                # The entries are stored as raw bytes, and the comment contains the dtype.
                 member.comment, kind = dtype.name.encode(), np.dtype(f"V{dtype.itemsize}")
             descr = np.lib.format.dtype_to_descr(kind)
             head = {"descr": descr, "fortran_order": False, "shape": shape}

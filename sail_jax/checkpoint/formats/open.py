@@ -1,4 +1,4 @@
-"""Opening checkpoints of any format. Opening reads names, dtypes and shapes; bytes follow later."""
+"""Opens checkpoints of any format. Opening reads names, dtypes and shapes, but no entries."""
 
 import contextlib
 import math
@@ -21,7 +21,7 @@ from sail_jax.checks import argument, as_path
 from sail_jax.merging.selection import Select, Selection, selection
 from sail_jax.merging.tensors import Tensor
 
-# Files that an output does not need: hidden files, pages for people, the input's recipe, weights.
+# Files that are not copied to an output: hidden files, documents, the input's recipe, weights.
 _ELSEWHERE = re.compile(
     r"^\.|^(README|LICENSE|USE_POLICY)|^(recipe\.yaml|mergekit_config\.yml)$|\.(gguf|onnx)$", re.I
 )
@@ -31,25 +31,25 @@ class Checkpoint:
     """An open checkpoint: its tensors and its other files.
 
     Opening reads no tensor. It is a context manager: its files stay open, and any thread may read
-    them, until it is left or closed.
+    them, until the context ends or it is closed.
 
     Attributes:
       path: The file or folder that was opened.
       format: The name of its format, a key of `formats.table.FORMATS`.
       tensors: The tensors by name, in the order of the files.
       metadata: Text by key, if the format stores any.
-      extras: The plain files of the checkpoint, such as config.json and the tokenizer's. Each is a
-        path or the content, by file name.
+      extras: The plain files of the checkpoint, such as config.json and the tokenizer's, by file
+        name. Each is a path or the contents.
       files: Every file that the checkpoint is read from, with its status at opening.
-      rivals: Files of the same format in the folder that are not read, as another was preferred or
-        the index does not list them.
+      rivals: Files of the same format in the folder that are not read, because another one was
+        preferred or the index does not list them.
       special: Names of configurations and tokenizers that are pipes, devices or folders.
       others: Files and folders next to the tensors that are neither read nor copied to an output,
         such as a model's code.
       rest: Tensors that were not selected, by name; see `select`.
       selection: Which tensors were selected; None if all were.
       decoded: How codes are decoded to weights, as a sentence; "" for plain weights.
-      scheme: How the decoded weights are stored as codes; None for plain weights.
+      scheme: The scheme by which the decoded weights are stored as codes; None for plain weights.
       step: Which step of a run is read, as a sentence; "" if the path is the checkpoint itself.
       snapshot: The model on the Hub at one commit; None for anything else.
     """
@@ -82,12 +82,12 @@ class Checkpoint:
         self.close()
 
     def close(self) -> None:
-        """Closes its files; tensors cannot be read afterwards."""
+        """Closes its files, after which tensors cannot be read."""
         for file in self._open:
             file.close()
 
     def select(self, select: Select = None) -> None:
-        """Keeps some of the tensors in `tensors`, and puts the others in `rest`.
+        """Keeps the selected tensors in `tensors`, and moves the others to `rest`.
 
         Args:
           select: Which tensors are kept; see `sail_jax.merging.selection`.
@@ -101,7 +101,7 @@ class Checkpoint:
         self.rest = {name: every[name] for name in self.selection.rest}
 
     def about(self) -> list[str]:
-        """Lists which part of the path was opened, if not all of it.
+        """Describes which part of the path was opened, if not all of it.
 
         Returns:
           Sentences: the commit on the Hub, the step of a run, codes, what is not read, and the
@@ -116,17 +116,17 @@ class Checkpoint:
         return [*said, *filter(None, (self.step, self.decoded)), *self.unread(), *selected]
 
     def unread(self) -> list[str]:
-        """Lists what lies in the folder and is not read.
+        """Lists the contents of the folder that are not read.
 
         Returns:
-          Sentences: files of tensors beside those that are read, and files that are no plain files.
+          Sentences: further files of tensors, and special files.
         """
         said = []
         if self.rivals:
             weights = [path.name for path in self.files if path.name not in self.extras]
             more = f" with {len(weights) - 1} more" if len(weights) > 1 else ""
             said.append(f"{', '.join(self.rivals)} not read: {weights[0]}{more} is")
-        # A link of the cache to a missing file is named by `about`.
+        # `about` lists links of the cache to missing files.
         lacking = () if self.snapshot is None else self.snapshot.lacking
         if special := [name for name in self.special if name not in lacking]:
             several = len(special) > 1
@@ -137,10 +137,10 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """Checks that no file was written, replaced or removed since the checkpoint was opened.
 
-        A file that changed may have been read in two versions.
+        A changed file may have been read partly in its old and partly in its new version.
 
         Raises:
-          CheckpointError: If the size or a time of a file differs, or the file is gone.
+          CheckpointError: If the size or a time of a file differs, or the file no longer exists.
         """
         for path, before in self.files.items():
             try:
@@ -151,7 +151,7 @@ class Checkpoint:
                 raise changed(path)
 
     def _file(self, path: Path) -> File:
-        """Opens a file that is closed with the checkpoint and watched by `check_unchanged`."""
+        """Opens a file that `close` closes and `check_unchanged` checks."""
         file = File(path, hub.called(path))
         self._open.append(file)
         self.files[path] = file.about
@@ -188,8 +188,8 @@ class Checkpoint:
 
 
 def _version(about: os.stat_result) -> tuple[int, int, int]:
-    """The parts of a file's status that change whenever its content does."""
-    # A program can set the modification time back, but not the last field, the change time.
+    """Returns the parts of a file's status that change whenever its contents change."""
+    # A program can reset the modification time, but not the change time, the last field.
     return about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
@@ -198,25 +198,25 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Opens a checkpoint file, or a folder with the weights of one model.
 
-    `formats.table.FORMATS` lists the formats, such as safetensors. PyTorch's format needs
-    `allow_pickle`. If a folder holds several formats, the first one in the table is read. Files may
-    be shards, with or without their index. Only names, dtypes and shapes are read. Use the result
-    as a context manager to close its files.
+    `formats.table.FORMATS` lists the formats, such as safetensors. PyTorch's format requires
+    `allow_pickle`. If a folder contains several formats, the first one in the table is read. Files
+    may be shards, with or without their index. Only names, dtypes and shapes are read. Use the
+    result as a context manager to close its files.
 
     Args:
       path: The file, the index of shards, or the folder. For a training run, the newest checkpoint
-        is opened, or the step in "run@1000"; see `formats.runs`. If no such path exists,
-        "org/name" and "org/name@revision" are a model on the Hub; see `formats.hub`.
+        is opened, or the step in "run@1000"; see `formats.runs`. If no such path exists, "org/name"
+        or "org/name@revision" is a model on the Hub; see `formats.hub`.
       allow_pickle: Whether PyTorch's pickles are read. They are parsed without running any of
         their code.
       offline: Whether a model on the Hub is read only from this machine's cache. Otherwise it is
-        downloaded if necessary, which needs `pip install 'sail-jax[hub]'`.
+        downloaded if necessary, which requires `pip install 'sail-jax[hub]'`.
 
     Returns:
       The open checkpoint.
 
     Raises:
-      CheckpointError: If the path holds no checkpoint, or something in it is damaged, missing or
+      CheckpointError: If the path contains no checkpoint, or something in it is damaged, missing or
         repeated. It is a `ValueError`, and its message contains the file's path.
 
     >>> import numpy as np, tempfile
@@ -248,7 +248,7 @@ def open_checkpoint(
         else:
             checkpoint._add(path, allow_pickle)
         for name in checkpoint.tensors:
-            # A pickle or JSON may hold half of a surrogate pair, which cannot be stored.
+            # A pickle or JSON may contain half of a surrogate pair, which cannot be stored.
             name.encode()
     return checkpoint
 
@@ -285,8 +285,8 @@ def check_there(
         recipe.
 
     Raises:
-      CheckpointError: As `open_checkpoint` for a missing input, and if the models together do not
-        fit on the disk.
+      CheckpointError: As `open_checkpoint` does for a missing input, and if the models together do
+        not fit on the disk.
     """
     names = list(dict.fromkeys(os.fspath(path) for path in paths))
     for name in names:
@@ -319,8 +319,8 @@ def load_checkpoint(
       PyTorch file, which are one view of one storage, share an array.
 
     Raises:
-      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes meanwhile,
-        or a tensor does not fit into memory.
+      CheckpointError: As `open_checkpoint` does, and if a file is truncated or changes while it is
+        read, or a tensor does not fit into memory.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -349,8 +349,8 @@ def _open_folder(
 ) -> None:
     """Adds the weights of a folder, in its first format by the table, and its extras.
 
-    A folder without weights may be a run. Then its newest checkpoint is opened. That checkpoint
-    may not be a run itself: with a link to the folder above, the search would never end.
+    A folder without weights may be a run, whose newest checkpoint is then opened. That checkpoint
+    must not be a run itself: if it linked to its parent, the search would never end.
     """
     names = sorted(entry.name for entry in folder.iterdir())
     extras = {
@@ -370,7 +370,7 @@ def _open_folder(
     for format in FORMATS.values():
         if format.read_folder and (contents := format.read_folder(folder)):
             checkpoint.tensors, checkpoint.metadata = contents
-            # A library reads these files itself, so all of them are watched for changes.
+            # A library reads these files itself, so all of them are checked for changes.
             below = (path for path in sorted(folder.rglob("*")) if path.is_file())
             checkpoint.files |= {path: path.stat() for path in below}
             checkpoint.format, checkpoint.others = format.name, ()
@@ -398,7 +398,7 @@ def _open_folder(
 def _rivals(
     checkpoint: Checkpoint, names: list[str], format: Format, files: list[str]
 ) -> tuple[str, ...]:
-    """The files of a format in a folder that are not read."""
+    """Returns the files of a format in a folder that are not read."""
     read = {path.name for path in checkpoint.files} | {*files, *format.not_weights}
     suffix = Path(files[0].removesuffix(INDEX)).suffix
     alike = [n for n in names if n.endswith((suffix, suffix + INDEX)) and not n.startswith(".")]

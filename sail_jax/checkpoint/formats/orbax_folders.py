@@ -1,8 +1,8 @@
 """Orbax checkpoints, read and written array by array.
 
 The reader accepts the output of StandardCheckpointer and PyTreeCheckpointer, and an item or a step
-of a CheckpointManager. Orbax's description lists the arrays, and TensorStore reads them. So a tree
-may have any nested containers. Orbax itself is not imported.
+of a CheckpointManager. Orbax's description lists the arrays, and TensorStore reads them. A tree may
+therefore contain any nested containers. Orbax itself is not imported.
 """
 
 import json
@@ -40,7 +40,7 @@ _FINISHED = {
 _NUMBERED = re.compile(r"(?:(.*)[_-])?(\d{1,18})", re.DOTALL)
 _OF_DICT = 2
 _STAGE = "tensors"
-# Names of the item that holds the network: orbax's own, MaxText's and Tunix's.
+# Names of the item that contains the network: orbax's own, MaxText's and Tunix's.
 _USUAL = ("default", "items", "model_params")
 _WITHOUT_ARRAY = ("string", "None", "Dict", "List", "Tuple", "NamedTuple")
 
@@ -49,7 +49,7 @@ def numbered(name: str) -> tuple[str, int] | None:
     """Reads the step in the name of a folder, such as "1000", "step-1000" or "ckpt_1000".
 
     Args:
-      name: The name of the folder, without those above it.
+      name: The name of the folder, without its parents.
 
     Returns:
       The text before the number, and the number. None if the name does not end in a number, or the
@@ -67,7 +67,7 @@ def temporary(name: str) -> bool:
 def _find(folder: Path) -> Path | None:
     """Returns the folder of the one orbax item in a folder, or None if there is none.
 
-    Of several items, the first one in `_USUAL` is taken.
+    If there are several items, the first one in `_USUAL` is used.
     """
     if (folder / MARK).is_file():
         return folder
@@ -95,8 +95,8 @@ def read_folder(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None
       containers are left out. None if the folder is not an orbax checkpoint.
 
     Raises:
-      CheckpointError: If its description is damaged, it holds several items without a usual name,
-        a path occurs twice, or a dtype is not one of `DTYPES`.
+      CheckpointError: If its description is damaged, it contains several items without a usual
+        name, a path occurs twice, or a dtype is not one of `DTYPES`.
     """
     if (item := _find(folder)) is None:
         return None
@@ -143,7 +143,7 @@ def admit(names: Iterable[str]) -> None:
 def layout(
     tensors: Wanted, name: str, metadata: Mapping[str, str], shard_bytes: int | None
 ) -> Layout:
-    """Lays out a stage with all tensors, since a library packs and places them.
+    """Lays out a stage with all tensors, because a library packs and places them.
 
     Args:
       tensors: The dtype and shape of each tensor, by path.
@@ -177,7 +177,7 @@ def write_folder(
     """Writes arrays as nested dictionaries, as orbax's StandardCheckpointer stores them.
 
     Args:
-      path: The folder to write; there must be none yet.
+      path: The folder to write, which must not exist yet.
       arrays: The dtype and shape of each leaf, by path with "/" between keys.
       entries: Returns some entries of a leaf, flat: `entries(name, first, last + 1)`.
 

@@ -1,4 +1,4 @@
-"""Detection of quantised checkpoints. Their tensors are codes, which scales turn into values."""
+"""Detects quantised checkpoints, whose tensors are codes that are multiplied by scales."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ class Layout(NamedTuple):
         `replaces` is set, the suffix replaces that end of the name.
       replaces: The end of the weight's name that `scale` replaces; "" for nothing.
       dtype: The dtype of the scales.
-      axes: How many axes the tensor of scales has.
-      rows: How many rows share a scale; None for all.
-      columns: How many columns share a scale; None for all.
+      axes: The number of axes of the tensor of scales.
+      rows: The number of rows that share a scale; None for all.
+      columns: The number of columns that share a scale; None for all.
     """
 
     scale: str
@@ -30,11 +30,11 @@ class Layout(NamedTuple):
     columns: int | None
 
     def scales_of(self, name: str) -> str:
-        """The name of the scales of a weight."""
+        """Returns the name of the scales of a weight."""
         return name.removesuffix(self.replaces) + self.scale
 
     def grid(self, shape: Shape) -> Shape:
-        """The shape of the scales of a weight."""
+        """Returns the shape of the scales of a weight."""
         if self.rows is self.columns is None and self.axes != len(shape):
             return (1,) * self.axes
         *lead, rows, columns = shape
@@ -50,7 +50,7 @@ class Scheme(NamedTuple):
       entries: The entries of config.json about the codes, by the keys that lead to them.
       layouts: The layout of each weight, by its name.
       plain: The names of all other tensors.
-      refused: Why no output can have this encoding; "" if one can.
+      refused: The reason why no output can have this encoding; "" if an output can.
       powers: Whether scales are powers of 2.
     """
 
@@ -63,9 +63,9 @@ class Scheme(NamedTuple):
 
 KEYS = ("quantization_config", "compression_config")
 """The entries of config.json about codes."""
-# Each scheme with the suffixes of its codes and of the scales (or the like) that belong to them.
-# The order matters: a suffix that belongs to one scheme alone comes before suffixes that several
-# schemes share (GPTQ has g_idx, AWQ does not).
+# Each scheme with the suffixes of its codes and of the scales (or similar tensors) that belong to
+# them. The order matters: a suffix that belongs to one scheme alone comes before suffixes that
+# several schemes share (GPTQ has g_idx, AWQ does not).
 _PAIRS = (
     ("FP8", "", ("_scale_inv", "_scale")),
     ("FP8", "weight", ("scale_inv", "scale_weight", "scale")),
@@ -85,10 +85,10 @@ _PAIRS = (
 def quantization(tensors: Mapping[str, Like], config: Config) -> str:
     """Finds the quantisation scheme of a checkpoint, if its tensors are codes.
 
-    A dtype of few bits is not enough evidence: a network may be kept in float8, and a buffer may
-    hold integer counts. A tensor of scales must accompany the codes, or config.json must have a
-    `quantization_config`. That entry alone is not enough either, since it often stays behind after
-    the tensors have been dequantised.
+    A narrow dtype is not sufficient evidence: a network may be stored in float8, and a buffer may
+    contain integer counts. A tensor of scales must accompany the codes, or config.json must contain
+    a `quantization_config`. That entry alone is not sufficient either, because it often remains
+    after the tensors have been dequantised.
 
     Args:
       tensors: The tensors of the checkpoint, by name; none is read.
@@ -107,7 +107,7 @@ def quantization(tensors: Mapping[str, Like], config: Config) -> str:
                 continue
             for scale in (name.removesuffix(end) + other for other in others):
                 integral = tensor.dtype.kind in "iu"
-                # A network kept in float8 as a whole has its own scales in float8, too.
+                # If a whole network is stored in float8, its own scales are also float8.
                 if scale in tensors and (integral or tensors[scale].dtype != tensor.dtype):
                     called = "integers with scales" if integral and scheme == "FP8" else scheme
                     return f"{called} ({_told(tensor)} next to '{scale}')"
@@ -115,7 +115,7 @@ def quantization(tensors: Mapping[str, Like], config: Config) -> str:
 
 
 def _narrow(tensor: Like) -> bool:
-    """Whether the entries have a dtype that codes use: a float8, or integers of up to 4 bytes."""
+    """Checks whether the entries have a dtype of codes: a float8, or integers of up to 4 bytes."""
     return tensor.dtype.name.startswith("float8") or (
         tensor.dtype.kind in "iu" and tensor.dtype.itemsize <= 4
     )

@@ -1,4 +1,4 @@
-"""A copy of a checkpoint in which some tensors have other values.
+"""Copies a checkpoint with new values for some tensors.
 
 Everything else is copied byte for byte: the containers of the tree, metadata, sharding,
 compression, the order of tensors, other items, and the other tensors. So the program that wrote the
@@ -29,7 +29,7 @@ from sail_jax.checkpoint.formats.table import FORMATS
 from sail_jax.merging.tensors import Tensor
 
 _STAGE = "tensors"
-# How many bytes of a tensor are copied at once.
+# The number of bytes of a tensor that are copied at once.
 _BLOCK = 8 << 20
 
 
@@ -38,7 +38,7 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
 
     Args:
       checkpoint: The open checkpoint that is copied.
-      names: The tensors that get new values, with the same dtype and shape.
+      names: The tensors with new values, of the same dtype and shape.
 
     Returns:
       The layout of the stage, with the function that makes the copy.
@@ -69,10 +69,10 @@ def layout(checkpoint: Checkpoint, names: Iterable[str]) -> Layout:
 
 
 def needs(tensors: Iterable[Tensor]) -> int:
-    """Computes the memory, in bytes, needed to write a copy with new values.
+    """Computes the memory, in bytes, that is required to write a copy with new values.
 
     Args:
-      tensors: The tensors that get new values.
+      tensors: The tensors with new values.
 
     Returns:
       The bytes, at most.
@@ -82,7 +82,7 @@ def needs(tensors: Iterable[Tensor]) -> int:
 
 
 def _size(origin: Path) -> int:
-    """The size of a file, or of all files in a folder. No link may lead out of the folder."""
+    """Returns the size of a file, or of all files in a folder, without links out of the folder."""
     with reading(origin):
         if not origin.is_dir():
             return max(1, origin.stat().st_size)
@@ -92,7 +92,7 @@ def _size(origin: Path) -> int:
                 if (Path(folder) / name).is_symlink():
                     _within(origin, Path(folder) / name)
             for name in folders:
-                # A link to a folder is refused: a link to the folder above it would never end.
+                # A link to a folder is refused: following a link to its parent would never end.
                 if (link := Path(folder) / name).is_symlink():
                     raise CheckpointError(f"{link} is a link to a folder, which is not copied")
             size += sum((Path(folder) / name).stat().st_size for name in files)
@@ -126,7 +126,7 @@ def _copied(
     roots = [root for root in in_stores if stores.in_one(root)]
 
     def left_out(folder: str, names: list[str]) -> set[str]:
-        # The file with the bytes of all arrays is written anew below.
+        # The file with the bytes of all arrays is rewritten below.
         return set(filter(stores.belongs, names)) if Path(folder).resolve() in roots else set()
 
     with explained("write", out):
@@ -149,7 +149,7 @@ def _copied(
 
 
 def _bytes(tensor: StoredTensor, entries: _Entries) -> Iterator[tuple[int, memoryview]]:
-    """The new bytes of a tensor, divided into its runs in the file."""
+    """Returns the new bytes of a tensor, divided into its runs in the file."""
     size, step = math.prod(tensor.shape), _BLOCK // tensor.dtype.itemsize
     runs, (offset, room) = iter(tensor.runs), (0, 0)
     for first in range(0, size, step):

@@ -1,6 +1,6 @@
-"""The checkpoints of a training run, in order, and the texts that choose some of them.
+"""Lists the checkpoints of a training run, and selects some of them by a text.
 
-A run is a folder with a checkpoint for each step, as trainers leave it: `1000`, `step-1000`,
+A run is a folder with a checkpoint for each step, as trainers write it: `1000`, `step-1000`,
 `ckpt_1000`, `checkpoint-1000`. A text chooses checkpoints in one of these forms:
 
     run                     all of them
@@ -41,7 +41,7 @@ class Step(NamedTuple):
     """A checkpoint of a run.
 
     Attributes:
-      number: Its step; None if its name lacks a number.
+      number: Its step; None if its name contains no number.
       path: Its folder, or its file.
     """
 
@@ -53,14 +53,14 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
     """Lists the finished checkpoints of a run by their steps.
 
     Args:
-      run: The folder that holds them.
+      run: The folder that contains them.
 
     Returns:
       The checkpoints, the oldest first; empty if none is numbered.
 
     Raises:
-      CheckpointError: If the folder cannot be read, or holds checkpoints with different names, such
-        as ckpt_1 and best_1.
+      CheckpointError: If the folder cannot be read, or contains checkpoints with different names,
+        such as ckpt_1 and best_1.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -82,15 +82,15 @@ def steps(run: str | PathLike[str]) -> tuple[Step, ...]:
 
 
 def _like(name: str) -> str:
-    """The pattern of all names that differ only in the number at the end."""
+    """Returns the pattern of all names that differ only in the number at the end."""
     return re.sub(r"\d+\Z", "*", name)
 
 
 def _finished(folder: Path) -> bool:
-    """Whether a folder is a completely written checkpoint."""
+    """Checks whether a folder is a completely written checkpoint."""
     if not folder.is_dir():
         return False
-    # If folders cannot be renamed, orbax marks here that it has finished.
+    # If folders cannot be renamed, orbax marks a finished checkpoint here.
     state = folder / orbax_folders.STATE
     if state.is_file():
         with reading(state):
@@ -198,7 +198,7 @@ def named(text: str | PathLike[str]) -> tuple[Step, ...]:
 
 
 def _step(path: Path) -> Step:
-    """A checkpoint with the last number of its name, or of the name of the folder above it."""
+    """Makes the step of a checkpoint from the last number in its name or its parent's name."""
     for name in (path.stem if path.is_file() else path.name, path.parent.name):
         if numbers := _NUMBER.findall(name):
             return Step(int(numbers[-1]), path)
@@ -206,7 +206,7 @@ def _step(path: Path) -> Step:
 
 
 def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
-    """The checkpoints that a choice such as "last:10" selects."""
+    """Returns the checkpoints that a choice such as "last:10" selects."""
     match = _CHOICE.fullmatch(choice)
     assert match is not None
     last, one, first, end, stride = match.groups()
@@ -228,7 +228,7 @@ def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
         if stride is not None:
             if not int(stride):
                 raise CheckpointError(f"{path}: '@{choice}' has a stride of 0")
-            # A range may be far longer than the run: the loop ends at the first missing step.
+            # A range may be much longer than the run, so the loop ends at the first missing step.
             wanted = range(low, high + 1, int(stride))
     for number in wanted:
         if number not in by_number:
@@ -239,7 +239,7 @@ def _chosen(found: Sequence[Step], choice: str, path: str) -> tuple[Step, ...]:
 
 
 def _counted(found: Sequence[Step]) -> str:
-    """The number of checkpoints, and their first and last steps."""
+    """Describes the number of checkpoints, and their first and last steps."""
     if len(found) == 1:
         return "1 checkpoint" if found[0].number is None else f"step {found[0].number} alone"
     return f"{len(found)} checkpoints" + (

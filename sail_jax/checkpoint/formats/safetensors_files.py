@@ -66,7 +66,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     entries = [(_entry(path, name, about), name) for name, about in header.items()]
     end, tensors = 0, {}
     # In the order of their bytes, each tensor must begin where the previous one ends. This check
-    # rules out gaps and overlaps. An empty tensor has equal ends and sorts before its neighbour.
+    # rules out gaps and overlaps. An empty tensor begins where it ends, and is sorted before its
+    # neighbour.
     for (start, stop, dtype, shape), name in sorted(entries, key=lambda entry: entry[0][:2]):
         if start != end:
             fault = "overlaps the tensor before it" if start < end else "leaves a gap before it"
@@ -83,13 +84,13 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _entry(path: Path, name: str, about: Any) -> tuple[int, int, np.dtype, tuple[int, ...]]:
-    """The first and last byte, dtype and shape in a header's entry, checked."""
+    """Returns the first and last byte, dtype and shape in an entry of the header, checked."""
     match about:
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [start, stop]}:
             pass
         case _:
             raise CheckpointError(f"{path} is damaged: '{name}' without dtype, shape or offsets")
-    # `type` instead of `isinstance`, as true counts as 1.
+    # `type` instead of `isinstance`, because true counts as 1.
     if len(about) != 3 or type(start) is not int or type(stop) is not int:
         raise CheckpointError(f"{path} is damaged: '{name}' is described by {sorted(about)}")
     if code not in _CODES:
@@ -136,24 +137,24 @@ def layout(
 
     Args:
       tensors: The dtype and shape of each tensor, by name.
-      name: The name of the file. A shard's name has a number in it, the index's ends in
-        ".index.json".
+      name: The name of the file. The name of a shard contains a number, and the name of the index
+        ends in ".index.json".
       metadata: Text by key, for the header of each file.
-      shard_bytes: The most bytes of tensors in a file; a larger tensor gets its own shard. None
-        for one file.
+      shard_bytes: The largest number of bytes of tensors in a file; a larger tensor gets its own
+        shard. None for one file.
 
     Returns:
       The layout of the output itself.
 
     Raises:
-      CheckpointError: If safetensors cannot hold a dtype, or a header would be too long.
+      CheckpointError: If safetensors does not support a dtype, or a header would be too long.
     """
     shards: list[dict[str, int]] = [{}]
     for key, (dtype, shape) in tensors.items():
         if dtype not in _NAMES:
             raise CheckpointError(f"'{key}': safetensors cannot hold {dtype}")
         size = math.prod(shape) * dtype.itemsize
-        # An empty shard accepts any tensor, however large.
+        # An empty shard accepts a tensor of any size.
         full = sum(shards[-1].values()) + size if shards[-1] and shard_bytes else 0
         if full > (shard_bytes or 0):
             shards.append({})
@@ -163,7 +164,7 @@ def layout(
     regions, fixed, sizes, weights = {}, [], {}, {}
     for i, shard in enumerate(shards, 1):
         file = f"{stem}-{i:05}-of-{len(shards):05}.safetensors" if sharded else name
-        # Transformers has refused files without this entry.
+        # Some releases of transformers refuse files without this entry.
         header: dict[str, Any] = {"__metadata__": {"format": "pt", **metadata}}
         end = 0
         for key, size in shard.items():

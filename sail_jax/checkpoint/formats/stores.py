@@ -1,4 +1,4 @@
-"""Arrays in a TensorStore, as orbax and Levanter write them. All open at once, read in blocks.
+"""Reads and writes arrays in a TensorStore, as orbax and Levanter do, in blocks.
 
 Only this module imports TensorStore, and only for such a checkpoint.
 """
@@ -19,22 +19,25 @@ from sail_jax.merging.tensors import LastBlock, Shape, Tensor, check_read
 
 # Small blocks are read together, up to this many bytes.
 _RUN = 8 << 20
-# The most bytes of a written chunk, and of chunks written at once. TensorStore holds a commit about
-# five times: as given, encoded, and in memory that the allocator keeps.
+# The largest number of bytes of a written chunk, and of chunks written at once. TensorStore
+# requires about five times the memory of a commit: for the given arrays, the encoded ones, and
+# memory that the allocator keeps.
 _CHUNK, _IN_FLIGHT = 4 << 20, 8 << 20
 # Bytes of TensorStore itself, its threads and the tree of a store, as measured.
 _ITSELF = 48 << 20
 WRITING = _ITSELF + 5 * _IN_FLIGHT
 """Bytes held while arrays are written, at most."""
-# The most bytes of a node in a store's tree. Each commit rewrites the nodes that it changes. With
-# one node for all keys, the bytes written would grow with the square of the array's size.
+# The largest number of bytes of a node in the tree of a store. Each commit rewrites the nodes that
+# it changes. With one node for all keys, the bytes written would grow with the square of the
+# array's size.
 _NODE = 1 << 16
-# The most bytes of a block, as a multiple of its array's. A larger block is a mistake or an attack.
+# The largest size of a block, as a multiple of the size of its array. A larger block is an error or
+# an attack.
 _SLACK = 4
 _MANIFEST = "manifest.ocdbt"
 _DRIVERS = {".zarray": "zarr", "zarr.json": "zarr3"}
 """The file that describes an array, and the driver that reads it."""
-# The most folders of a store that are searched, without the folders of chunks.
+# The largest number of folders of a store that are searched, not counting folders of chunks.
 _FOLDERS = 100_000
 _ABOUT = (*_DRIVERS, ".zattrs", ".zgroup")
 
@@ -44,15 +47,16 @@ Index = tuple[int | slice, ...]
 
 
 class _Blocks:
-    """An array as a sequence of blocks: runs of consecutive entries, of whole chunks each.
+    """An array as a sequence of blocks of consecutive entries, each of which consists of whole
+    chunks.
 
-    The chunks of one row of chunks are a block: 32 chunks for an array `[4096, 4096]` in chunks
+    The chunks in one row are a block: 32 chunks for an array `[4096, 4096]` in chunks
     `[128, 128]`. But rows of the first axis may be large, as in `[8, 14336, 4096]` in chunks
     `[1, 128, 4096]`. Then each row is a run of blocks, here of one chunk each.
 
     Attributes:
-      size: The entries of a block, at least 1; the last of a run may have fewer.
-      run: The entries of a run.
+      size: The number of entries of a block, at least 1; the last block of a run may have fewer.
+      run: The number of entries of a run.
     """
 
     def __init__(self, shape: Shape, chunk: Sequence[int], itemsize: int) -> None:
@@ -94,7 +98,7 @@ class _Blocks:
         return *map(int, np.unravel_index(run, self._above)), slice(number * self._height, end)
 
     def together(self, entries: int) -> Iterator[tuple[int, int]]:
-        """Yields ranges of blocks of a run, each of at most this many entries or one block."""
+        """Yields ranges of blocks of a run, of at most this many entries or one block each."""
         several = max(1, entries // self.size)
         for run in range(math.prod(self._above) if self.run else 0):
             last = (run + 1) * self._per_run
@@ -105,7 +109,7 @@ class _Blocks:
 class StoredArray:
     """An array that is stored in chunks, read in blocks of whole chunks.
 
-    A block is a run of consecutive entries. If a read ends inside a block, the block is kept for
+    A block is a run of consecutive entries. If a read ends inside a block, the block is cached for
     the next read. It is a `sail_jax.merging.tensors.Tensor`.
 
     Attributes:
@@ -114,12 +118,12 @@ class StoredArray:
       shape: Its shape.
       source: Where it lies, for messages.
       key: The key of the array in its store.
-      block: The number of entries of a block. A read from a block's start should take all of it.
-      needs: Bytes held while it is read, at most.
+      block: The number of entries of a block. A read that starts at a block should take all of it.
+      needs: The largest number of bytes in memory while it is read.
     """
 
     def __init__(self, name: str, store: Any, source: str, key: str) -> None:
-        """Stores the description of an array; reads nothing.
+        """Stores the description of an array, without reading it.
 
         Args:
           name: The tensor's name in the checkpoint.
@@ -158,14 +162,15 @@ class StoredArray:
 
     @property
     def driver(self) -> str:
-        """How the array is stored, "zarr" or "zarr3"."""
+        """The format in which the array is stored, "zarr" or "zarr3"."""
         return self._store.spec().to_json()["driver"]
 
     def bands(self) -> Iterator[tuple[Index, int, int]]:
         """Divides the array into runs of whole chunks as they are written.
 
         Yields:
-          The place of a run in the array; the index of its first entry, and the one after its last.
+          The position of a run in the array, the index of its first entry, and the index after its
+          last.
         """
         blocks = self._written()
         for part in blocks.together(_RUN // self.dtype.itemsize):
@@ -173,11 +178,11 @@ class StoredArray:
 
     @property
     def band(self) -> int:
-        """The bytes of a run of `bands`, at most."""
+        """The largest number of bytes of a run of `bands`."""
         return max(_RUN, self._written().size * self.dtype.itemsize)
 
     def _written(self) -> _Blocks:
-        """The blocks of whole chunks as they are written, which hold several of those read."""
+        """Returns the blocks of written chunks, each of which contains several read chunks."""
         return _Blocks(self.shape, self._store.chunk_layout.write_chunk.shape, self.dtype.itemsize)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
@@ -188,7 +193,7 @@ class StoredArray:
           start: Row-major index of the first entry to read.
 
         Raises:
-          ValueError: If the buffer does not fit, or the array does not have all these entries.
+          ValueError: If the buffer is invalid, or the array does not have all these entries.
           CheckpointError: If the entries cannot be read.
         """
         check_read(self, out, start)
@@ -204,14 +209,15 @@ class StoredArray:
                 part = self._read(number, min(last, number + self._most))
             else:
                 part = self._last.get(number)[at - first : end - first]
-                # The engine reads in order, so a block is finished once its end is read.
+                # The engine reads in order, so a block is no longer needed once its end has been
+                # read.
                 if at + part.size == behind:
                     self._last.forget(number)
             out[at - start : at - start + part.size] = part
             at += part.size
 
     def _read(self, first: int, end: int) -> np.ndarray:
-        """The entries of some blocks of one run, flat."""
+        """Returns the entries of some blocks of one run, flat."""
         with _failing(f"read {self.source}: '{self.name}'"):
             part = self._store[self._blocks.place(first, end)]
             return np.asarray(part.read().result(), self.dtype).reshape(-1)
@@ -220,13 +226,13 @@ class StoredArray:
 def opened(
     root: Path, names: Mapping[str, str], driver: str | None = None, *, missing_is_zero: bool = True
 ) -> dict[str, Tensor]:
-    """Opens arrays of one store, all at once.
+    """Opens several arrays of one store at once.
 
     Args:
       root: The folder of the store.
       names: The name of each tensor, and the key of its array in the store.
       driver: How all arrays are stored, "zarr" or "zarr3".
-      missing_is_zero: Whether missing chunks are full of the fill value. Otherwise reading them
+      missing_is_zero: Whether missing chunks are filled with the fill value. Otherwise reading them
         fails.
 
     Returns:
@@ -239,7 +245,7 @@ def opened(
 
     store = _store(root)
     # Decoded chunks are not cached: the engine reads each entry once. The cache of an OCDBT store
-    # holds the nodes of its tree, which all arrays share.
+    # contains the nodes of its tree, which all arrays share.
     context = ts.Context({"cache_pool": {"total_bytes_limit": 0}, **_NODES})
     pending = {}
     for name, key in names.items():
@@ -276,10 +282,10 @@ def _store(root: Path) -> dict[str, Any]:
 def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndarray]) -> None:
     """Writes arrays into a new OCDBT store, in chunks of at most 4 MiB of consecutive entries.
 
-    Nothing is flushed to the disk. At most `WRITING` bytes are held in memory.
+    Nothing is flushed to disk. At most `WRITING` bytes are in memory.
 
     Args:
-      root: The folder of the store; there must be none yet.
+      root: The folder of the store, which must not exist yet.
       arrays: The dtype and shape of each array, by its key in the store.
       entries: Returns some entries of an array, flat: `entries(key, first, last + 1)`.
 
@@ -322,7 +328,7 @@ def write(root: Path, arrays: Wanted, entries: Callable[[str, int, int], np.ndar
 
 
 def _chunks(shape: Shape, itemsize: int) -> list[int]:
-    """The shape of chunks of consecutive entries, of at most `_CHUNK` bytes each."""
+    """Returns the shape of chunks of consecutive entries, of at most `_CHUNK` bytes each."""
     chunks, room = [1] * len(shape), max(1, _CHUNK // itemsize)
     for i in reversed(range(len(shape))):
         chunks[i] = max(1, min(shape[i], room))
@@ -362,14 +368,14 @@ def _keys(root: Path) -> Iterator[str]:
             keys: Iterable[bytes] = store.list().result()
             yield from (key.decode() for key in keys)
         return
-    # Any folder, even a home folder, may hold a similar description. Links are not followed.
+    # Any folder, even a home folder, may contain a similar description. Links are not followed.
     for seen, (folder, inside, files) in enumerate(os.walk(root)):
         if seen == _FOLDERS:
             raise CheckpointError(f"{root} has more than {_FOLDERS} folders; no checkpoint has")
         above = Path(folder).relative_to(root)
         yield from ((above / name).as_posix() for name in files if name in _DRIVERS)
         if any(name in _DRIVERS for name in files):
-            # The chunks of zarr lie in the folder itself, zarr3's below "c".
+            # The chunks of zarr are in the folder itself, those of zarr3 below "c".
             inside[:] = [] if ".zarray" in files else [name for name in inside if name != "c"]
 
 
@@ -389,13 +395,13 @@ def rewrite(
     arrays: Sequence[StoredArray],
     entries: Callable[[StoredArray, int, int], np.ndarray],
 ) -> None:
-    """Gives some arrays of a copied store new values; the rest is copied as stored.
+    """Writes new values of some arrays to a copied store; the rest is copied as stored.
 
     Args:
       source: The folder of the store.
-      target: The folder of the copy. If each array has its own folder, the copy already holds all
-        of them; otherwise it holds nothing of the store.
-      arrays: The arrays that get new values, from `opened`.
+      target: The folder of the copy. If each array has its own folder, the copy already contains
+        all of them; otherwise it contains nothing of the store.
+      arrays: The arrays with new values, from `opened`.
       entries: Returns new entries of an array, flat: `entries(array, first, last + 1)`.
 
     Raises:
@@ -414,7 +420,7 @@ def rewrite(
             new = ts.KvStore.open(place, context=context).result()
             for key in old.list().result():
                 above, _, last = key.decode().rpartition("/")
-                # An array's description stays; its chunks are written below.
+                # The description of an array is kept; its chunks are written below.
                 if last in _ABOUT or not _within(above, keys):
                     value = old.read(key).result().value
                     new.with_transaction(batch.transaction).write(key, value).result()
@@ -439,13 +445,13 @@ def rewrite(
 
 
 def rewriting(arrays: Iterable[StoredArray]) -> int:
-    """Computes the most bytes that `rewrite` holds."""
+    """Computes the largest number of bytes that `rewrite` keeps in memory."""
     # The other values are copied one at a time, and they are not larger than these chunks.
     return _ITSELF + 5 * max((_RUN, *(array.band for array in arrays)))
 
 
 class _Batch:
-    """Writes that share a commit, because every commit of a store rewrites the tree of all keys.
+    """A batch of writes with one commit, because every commit rewrites the tree of all keys.
 
     Attributes:
       transaction: The transaction of the writes.
@@ -463,7 +469,7 @@ class _Batch:
         self.transaction: Any = ts.Transaction()
 
     def wrote(self, size: int) -> bool:
-        """Counts written bytes; returns True if they were enough for a commit, which is done."""
+        """Counts written bytes, and commits if there are enough; returns whether it did."""
         self._held += size
         many = self._held >= self._most
         if many:
@@ -477,14 +483,14 @@ class _Batch:
 
 
 def _within(folder: str, keys: Container[str]) -> bool:
-    """Whether a folder of a store is an array's folder, or lies within one."""
+    """Checks whether a folder of a store is an array's folder, or lies within one."""
     parts = folder.split("/")
     return any("/".join(parts[:i]) in keys for i in range(1, len(parts) + 1))
 
 
 @contextlib.contextmanager
 def _failing(doing: str) -> Iterator[None]:
-    """Turns any exception of TensorStore into a one-line `CheckpointError`.
+    """Converts any exception of TensorStore to a one-line `CheckpointError`.
 
     These errors have many types, and their messages have many lines.
 

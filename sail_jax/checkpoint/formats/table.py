@@ -36,21 +36,22 @@ class Format:
 
     Attributes:
       name: Its name in options and messages.
-      files: The usual names of its file, one for each suffix. An output gets the first. Empty if a
+      files: The usual names of its file, one for each suffix. An output uses the first. Empty if a
         checkpoint of this format is a folder made by a library.
       read_file: Reads a file: its tensors by name, and its metadata. None if the format has only
         folders.
       read_folder: Reads a folder made by a library; returns None for any other folder.
       layout: Lays out an output from its tensors, file name, metadata and the size in bytes from
         which there are several files (None: never). None if this format is only read.
-      needs: Bytes held while a library makes the output from its tensors.
+      needs: The bytes in memory while a library makes the output from its tensors.
       sharded: Whether several files of this format in a folder are one checkpoint even without an
         index.
       pickled: Whether it is read only with `allow_pickle`.
-      plain: Whether its files lack checksums of tensors, so values can be replaced in a copy.
-      not_weights: Names of files with its suffix that hold something else.
-      note: Says what other programs do not read, from the dtypes of an output; "" for nothing. None
-        if they read all dtypes.
+      plain: Whether its files contain no checksums of tensors, so that values can be replaced in a
+        copy.
+      not_weights: Names of files with its suffix that contain something else.
+      note: Describes what other programs do not read, given the dtypes of an output; "" for
+        nothing. None if they read all dtypes.
     """
 
     name: str
@@ -90,7 +91,7 @@ def of_module(module: ModuleType, name: str, *files: str, **about: Any) -> Forma
 
 
 _TRAINED = ("training_args.bin", "optimizer.bin", "scheduler.bin")
-# The order counts: if a folder holds several formats, the first of this table is read.
+# The order matters: if a folder contains several formats, the first of this table is read.
 _TABLE = (
     of_module(safetensors_files, "safetensors", "model.safetensors", sharded=True, plain=True),
     of_module(orbax_folders, "orbax", needs=stores.WRITING),
@@ -139,7 +140,7 @@ def of_file(path: str | Path) -> Format | None:
     path = Path(path)
     if path.suffix != ".tar":
         return suffixes().get(path.suffix)
-    # PyTorch's files are called so by habit: they are no archives of tar.
+    # By convention PyTorch's files have this suffix, although they are not tar archives.
     format = suffixes().get(Path(path.stem).suffix)
     return format if format and format.pickled else None
 
@@ -151,15 +152,15 @@ def of_output(out: Path) -> Format | None:
       out: Where the output goes.
 
     Returns:
-      The format, or None if the output is a folder, because its name lacks a suffix of a format
-      that is written.
+      The format, or None if the output is a folder, because its name has no suffix of a format that
+      can be written.
     """
     format = of_file(out)
     return format if format and format.layout else None
 
 
 def needs(name: str | None) -> int:
-    """Looks up how many bytes are held while a library makes an output.
+    """Returns the memory that a library requires to make an output.
 
     Args:
       name: The name of a format. None stands for a choice by the output's name, which involves no

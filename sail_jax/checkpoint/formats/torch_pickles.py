@@ -5,8 +5,8 @@ PyTorch names that are allowed stand for functions and types of this module; eve
 refused. So the stream cannot import, call or build anything.
 
 The unpickler is the Python implementation. The C implementation hashes every key of a stream:
-tuples nested a million deep crash it, and tuples that hold their predecessor twice keep it busy for
-ever. It also allocates its memo for any index in the stream.
+tuples nested a million deep crash it, and tuples that contain their predecessor twice never finish.
+It also allocates its memo for any index in the stream.
 """
 
 import io
@@ -52,17 +52,17 @@ _STORAGES = {
     **{"Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
 }
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
-# Limits on what a small file can make this process copy or allocate.
-# More axes than any tensor has, and more arguments than any function has.
+# Limits on what a small file can make this process copy or allocate. No tensor has this many axes,
+# and no function this many arguments.
 _AXES = 64
 _ARGUMENTS = 16
-# The most bytes of a tensor that repeats entries of its storage.
+# The largest number of bytes of a tensor that repeats entries of its storage.
 _REPEATED = 1 << 30
-# The most bytes read for all tensors together, as a multiple of the file's size. Models tie a few
-# weights, and some use one layer many times.
+# The largest number of bytes read for all tensors together, as a multiple of the file's size.
+# Models tie a few weights, and some use one layer many times.
 _SHARED = 64
-# The most reads of a pickle, one or two for each of its instructions. An instruction of one byte
-# makes a list of 70. A tensor takes about 50 reads, and 2^23 a few seconds.
+# The largest number of reads of a pickle, one or two for each of its instructions. An instruction
+# of one byte makes a list of 70. A tensor takes about 50 reads, and 2^23 a few seconds.
 _READS = 1 << 23
 
 
@@ -93,13 +93,13 @@ class _Dict(dict[str | int, object]):
 
 
 class _StorageType(NamedTuple):
-    """A type of storage, such as `torch.FloatStorage`; dtype None if tensors name their own."""
+    """A type of storage, such as `torch.FloatStorage`; the dtype is None if tensors state it."""
 
     dtype: np.dtype | None
 
 
 class _Storage(NamedTuple):
-    """A storage: its type, and the name of the archive's member that holds its bytes."""
+    """A storage: its type, and the name of the member of the archive that contains its bytes."""
 
     dtype: np.dtype | None
     key: str
@@ -121,9 +121,9 @@ def _ordered_dict() -> _Dict:
 
 
 def _size(numbers: object) -> tuple[int, ...]:
-    """A shape or strides as a tuple; also stands for `torch.Size`.
+    """Returns a shape or strides as a tuple; also stands for `torch.Size`.
 
-    Its length is limited, since a stream could have a long list copied many times.
+    Its length is limited, because a stream could copy a long list many times.
     """
     if (
         not isinstance(numbers, list | tuple)
@@ -135,7 +135,7 @@ def _size(numbers: object) -> tuple[int, ...]:
 
 
 def _rebuild_parameter(tensor: object, *_: object) -> _Strided:
-    """Stands for PyTorch's function of this name: a parameter is its tensor."""
+    """Stands for PyTorch's function of this name, and returns the tensor of a parameter."""
     if not isinstance(tensor, _Strided):
         raise ValueError("a parameter is not a tensor")
     return tensor
@@ -205,7 +205,7 @@ class _Unpickler(pickle._Unpickler):
         raise ValueError("a persistent id is not a storage")
 
     def load_frame(self) -> None:
-        """Skips the length of a frame, so all reads go through the stream's own `read`."""
+        """Skips the length of a frame, so that all reads use the stream's own `read`."""
         self.read(8)
 
     def load_empty_dictionary(self) -> None:
@@ -214,7 +214,7 @@ class _Unpickler(pickle._Unpickler):
     def load_reduce(self) -> None:
         """Calls a stand-in.
 
-        It may have few arguments only, since a stream could copy a long tuple many times.
+        It may have few arguments only, because a stream could copy a long tuple many times.
         """
         if not isinstance(self.stack[-1], tuple) or len(self.stack[-1]) > _ARGUMENTS:
             raise ValueError("a function is called with wrong arguments")
@@ -245,8 +245,8 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
       else is left out.
 
     Raises:
-      CheckpointError: If the file is not a zip archive (PyTorch before 1.6 wrote others), holds no
-        PyTorch checkpoint, is damaged, or its pickle uses more than plain data.
+      CheckpointError: If the file is not a zip archive (PyTorch before 1.6 wrote others), contains
+        no PyTorch checkpoint, is damaged, or its pickle uses more than plain data.
     """
     if file.bytes_at(0, min(4, file.size)) != b"PK\3\4":
         raise CheckpointError(
@@ -271,7 +271,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     with reading(file.path):
         try:
             stream = _Stream(inflate(file, entries[pickles[0]]).data)
-            # Texts written by Python 2 are any bytes, and latin-1 decodes them all.
+            # Texts written by Python 2 may be any bytes, all of which latin-1 decodes.
             tree = _Unpickler(stream, encoding="latin-1").load()
         except CheckpointError as exc:
             raise CheckpointError(f"{file.path} is refused: {exc}") from None
@@ -294,8 +294,8 @@ def _tensors(node: object, at: str, seen: set[int]) -> Iterator[tuple[str, _Stri
     if isinstance(node, _Strided):
         yield at, node
     elif isinstance(node, _Dict):
-        # The memo lets a stream put one dictionary in many places, and walking all of them might
-        # never end.
+        # The memo allows a stream to use one dictionary in many places, and traversing all of them
+        # might never end.
         if id(node) in seen:
             raise ValueError("it contains a dictionary twice, or within itself")
         seen.add(id(node))
@@ -304,7 +304,7 @@ def _tensors(node: object, at: str, seen: set[int]) -> Iterator[tuple[str, _Stri
 
 
 def _extent(view: _Strided) -> tuple[int, int, int]:
-    """The first byte of a view in its storage, the bytes up to its last one, and its size."""
+    """Returns the first byte of a view in its storage, the bytes to its last one, and its size."""
     numel, itemsize = math.prod(view.shape), view.dtype.itemsize
     # The last entry of a strided view has the largest offset, since strides are not negative.
     steps = zip(view.shape, view.strides, strict=True)
@@ -320,11 +320,11 @@ def _check_work(file: File, views: Iterable[tuple[_Strided, Member]]) -> None:
         work += max(span, size)
         storages[view.key] = member.size
         if member.deflated:
-            # From the beginning, except for a view that lies after the previous one.
+            # Reading starts at the beginning, unless the view follows the previous one.
             work += first - (at[1] if at[0] == view.key and at[1] <= first else 0)
             at = (view.key, first + span)
     kept = sum(storages.values())
-    # Packed storages may be far larger than the file, and a few views of each are normal.
+    # Packed storages may be much larger than the file, and a few views of each are normal.
     most = max(_SHARED * file.size, 4 * kept, _REPEATED)
     if work > most:
         raise CheckpointError(
@@ -365,7 +365,8 @@ def _tensor(
         if swap:
             flat.byteswap(inplace=True)
         strides = [step * dtype.itemsize for step in strided.strides]
-        # As raw bytes: NumPy does not know the name that ml_dtypes gives float8_e5m2, "<f1".
+        # The entries are read as raw bytes, because NumPy does not know the name "<f1" of
+        # float8_e5m2 in ml_dtypes.
         raw = flat.view(f"V{dtype.itemsize}")
         return np.lib.stride_tricks.as_strided(raw, shape, strides, writeable=False).view(dtype)
 

@@ -1,4 +1,4 @@
-"""The record in an output. It identifies the output before the output is replaced.
+"""The record in an output, which identifies it before it is replaced.
 
 It lists every file and folder of the output. Two runs that write the same bytes write the same
 record, and they write it last. Three checks detect a later change of a file: its size, a checksum
@@ -18,7 +18,7 @@ _FIELDS = {"files": dict, "folders": list}
 
 
 def unfinished(out: Path) -> Path:
-    """Returns the folder in which an output is made before it gets its name.
+    """Returns the folder in which an output is made before it is renamed.
 
     Args:
       out: The output.
@@ -36,7 +36,7 @@ def seal(folder: Path) -> None:
     """Writes the record of a finished output.
 
     Args:
-      folder: The output, to which nothing is added afterwards.
+      folder: The output, which must not be changed afterwards.
 
     Raises:
       CheckpointError: If a file cannot be read, or the record cannot be written.
@@ -54,7 +54,7 @@ def seal(folder: Path) -> None:
     files: dict[str, list[int]] = {}
     folders: list[str] = []
     with reading(folder):
-        # A run that was killed here left a record.
+        # A run that was killed at this point left a record.
         for name, about in _entries(folder):
             if stat.S_ISDIR(about.st_mode):
                 folders.append(name)
@@ -65,7 +65,7 @@ def seal(folder: Path) -> None:
         "files": dict(sorted(files.items())),
         "folders": sorted(folders),
     }
-    # Not through a temporary name: that file would stay if the process was killed.
+    # No temporary name is used, because that file would remain if the process was killed.
     with explained("write", folder):
         (folder / RECORD).write_bytes(disk.sealed(about))
 
@@ -108,7 +108,7 @@ def strange(out: Path) -> str:
                 continue
             if name not in files:
                 return f"{name!r} was added to it"
-            # Only plain files are opened: a pipe would wait, a link leads elsewhere.
+            # Only plain files are opened: a pipe would block, and a link leads elsewhere.
             if (
                 not stat.S_ISREG(about.st_mode)
                 or about.st_mtime_ns > last
@@ -125,11 +125,11 @@ def check_own(out: Path, names: Collection[str] = ()) -> None:
 
     Args:
       out: An existing path.
-      names: The names of several outputs, if the path is a folder for them. Then it may hold only
-        such outputs, with any name, and unfinished ones with these names.
+      names: The names of several outputs, if the path is a folder for them. It may then contain
+        only such outputs, with any name, and unfinished ones with these names.
 
     Raises:
-      CheckpointError: If it may not be replaced, or cannot be read; the message gives the reason.
+      CheckpointError: If it must not be replaced, or cannot be read; the message states the reason.
     """
     if names and out.is_dir() and not out.is_symlink():
         with reading(out):
@@ -148,7 +148,7 @@ def check_own(out: Path, names: Collection[str] = ()) -> None:
 
 
 def _entries(folder: Path, above: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yields the entries below a folder by their relative path; follows no link."""
+    """Yields the entries below a folder by their relative path, without following links."""
     with os.scandir(folder / above) as entries:
         for entry in entries:
             name = f"{above}{entry.name}"

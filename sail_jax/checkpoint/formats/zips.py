@@ -1,4 +1,4 @@
-"""Zip archives with members that can be read in place: NumPy's .npz and PyTorch's .pt."""
+"""Reads zip archives whose members can be read in place: NumPy's .npz and PyTorch's .pt."""
 
 import threading
 import zipfile
@@ -9,7 +9,7 @@ import numpy as np
 
 from sail_jax.checkpoint.formats.files import MAX_HEADER, CheckpointError, File, reading
 
-# How many bytes are unpacked at once.
+# The number of bytes that are unpacked at once.
 _BLOCK = 1 << 20
 # An optional record after a member: a mark, then its checksum and sizes again.
 _DESCRIPTOR = 24
@@ -21,7 +21,7 @@ class Member(NamedTuple):
     Attributes:
       archive: The archive, as the standard library opened it.
       name: The member's name.
-      offset: The place in the archive's file of its first byte, packed or not.
+      offset: The position of its first byte in the file of the archive, packed or not.
       size: Its size in bytes, unpacked.
       deflated: Whether it is packed (by deflate).
       comment: Its comment, as bytes.
@@ -36,7 +36,7 @@ class Member(NamedTuple):
 
 
 class _Reader:
-    """A `File` with the methods of a file object that `zipfile` needs."""
+    """A `File` with the methods of a file object that `zipfile` requires."""
 
     def __init__(self, file: File) -> None:
         self._file, self._at = file, 0
@@ -76,8 +76,8 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
 
     Raises:
       CheckpointError: If the archive is damaged or has bytes outside its members, or a member is
-        encrypted, packed by anything but deflate, occurs twice, shares bytes with another, claims
-        an impossible size, or has another name in its local header.
+        encrypted, packed by anything but deflate, occurs twice, overlaps another, has an impossible
+        size, or has another name in its local header.
     """
     entries: dict[str, Member] = {}
     places: list[tuple[int, int, str]] = []
@@ -110,13 +110,13 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
             entries[info.filename] = Member(
                 *(archive, info.filename, offset, info.file_size, deflated, info.comment)
             )
-        # Members that share bytes would let a small archive claim a large content.
+        # Overlapping members would allow a small archive to have large contents.
         places = [(0, 0, ""), *sorted(places), (archive.start_dir, 0, "")]
         for (_, end, name), (start, _, other) in pairwise(places):
             if end > start:
                 what = f"'{other}'" if other else "its directory"
                 raise ValueError(f"'{name}' and {what} lie in the same bytes")
-            # The directory lacks a checksum. Without this check, lost entries would go unnoticed.
+            # The directory has no checksum. Without this check, lost entries would go unnoticed.
             if start - end > _DESCRIPTOR:
                 raise ValueError(f"the bytes {end} to {start} belong to no member")
         # zipfile compares these names when it opens a member. Uncompressed members are read
@@ -131,7 +131,7 @@ def members(file: File) -> tuple[dict[str, Member], bytes]:
 
 
 def inflate(file: File, member: Member, start: int = 0, count: int | None = None) -> np.ndarray:
-    """Reads bytes of a member, unpacked; nothing else of it stays in memory."""
+    """Reads unpacked bytes of a member, without keeping the rest in memory."""
     return Views(file).read(member, start, count)
 
 
@@ -142,7 +142,7 @@ class Views:
     """
 
     def __init__(self, file: File) -> None:
-        """Reads nothing yet.
+        """Stores the archive, without reading it.
 
         Args:
           file: The archive.
@@ -156,7 +156,7 @@ class Views:
         Args:
           member: Which member.
           start: The first byte, counted in the unpacked member.
-          count: How many bytes at most; None for all that follow.
+          count: The largest number of bytes; None for all that follow.
 
         Returns:
           The bytes.
@@ -185,7 +185,7 @@ class Views:
         return out
 
     def _opened(self, member: Member, start: int) -> tuple[IO[bytes], int]:
-        """A stream of a member at or before a byte, for the caller alone, and its position."""
+        """Returns a separate stream of a member at or before a byte, and its position."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None and kept[0] is member and kept[2] <= start:

@@ -1,4 +1,4 @@
-"""Adapters on disk: extracted from a tuned model, merged with one another, added to a base."""
+"""Extracts adapters from tuned models, merges them, and adds them to a base, on disk."""
 
 import fnmatch
 import functools
@@ -97,7 +97,7 @@ class Extracted(Result):
     Attributes:
       rows: The modules with factors, in the order of the base.
       saved: The tensors that are stored whole.
-      lost: Changed tensors that the adapter lacks, with the reason.
+      lost: Changed tensors that are missing in the adapter, with the reason.
     """
 
     rows: tuple[FactorRow, ...]
@@ -121,7 +121,7 @@ class Applied(Result):
     """The result of `apply_adapter`.
 
     Attributes:
-      changed: How many of the tensors the adapter changes.
+      changed: The number of tensors that the adapter changes.
     """
 
     changed: int
@@ -308,8 +308,8 @@ def extract_adapter(
 
     Raises:
       ValueError: CheckpointError for checkpoints that cannot be read or do not fit each other, for
-        models without a difference, and for an output that cannot be written; MergeError for too
-        little memory; and for invalid arguments.
+        identical models, and for an output that cannot be written; MergeError for insufficient
+        memory; and for invalid arguments.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -357,8 +357,8 @@ def merge_adapters(
       rank.
 
     Raises:
-      ValueError: CheckpointError for adapters that cannot be read, do not fit each other, or hold
-        more than factors; MergeError for too little memory; and for invalid arguments.
+      ValueError: CheckpointError for adapters that cannot be read, do not fit each other, or
+        contain more than factors; MergeError for insufficient memory; and for invalid arguments.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import save_checkpoint
@@ -383,7 +383,7 @@ def apply_adapter(
     """Adds a LoRA adapter to its base, and writes the model, tensor by tensor.
 
     A recipe with the single model `base+adapter` does the same. See
-    `sail_jax.checkpoint.sources.adapters.adapted` for the possible content of an adapter.
+    `sail_jax.checkpoint.sources.adapters.adapted` for the possible contents of an adapter.
 
     Args:
       base: The model.
@@ -395,7 +395,7 @@ def apply_adapter(
 
     Raises:
       ValueError: CheckpointError for inputs that cannot be read or do not fit each other, and for
-        an output that cannot be written; MergeError for too little memory.
+        an output that cannot be written; MergeError for insufficient memory.
 
     >>> import numpy as np, tempfile
     >>> from sail_jax.checkpoint import load_checkpoint, save_checkpoint
@@ -456,7 +456,7 @@ class _Extraction:
             )
 
     def _untie(self, tuned: Checkpoint) -> None:
-        """Adds the head of a model that shares it with its embedding: PEFT wraps both modules."""
+        """Adds the head of a model with a tied head, because PEFT wraps both modules."""
         head = head_of(self._old, self._model, filter(_is_head, self._new))
         head = next(iter(in_memory({head: None}, self._model)))
         embeddings = [n for n, x in self._old.items() if role(n) == "embedding" and x.shape[1:]]
@@ -474,7 +474,7 @@ class _Extraction:
         return lambda module: ends_with(module, pattern) or fnmatch.fnmatchcase(module, pattern)
 
     def _changed(self, name: str) -> bool:
-        """Whether a tensor is new, or has different values."""
+        """Checks whether a tensor is new, or has different values."""
         return name not in self._old or not same(self._new[name], self._old[name])
 
     def _save_module(self, module: str) -> None:
@@ -511,11 +511,11 @@ class _Extraction:
             )
 
     def _resized(self, name: str) -> bool:
-        """Whether a tensor has a different shape in the base."""
+        """Checks whether a tensor has a different shape in the base."""
         return name in self._old and self._new[name].shape != self._old[name].shape
 
     def _no_factors(self, name: str, new: Tensor, old: Tensor | None) -> str:
-        """Why a tensor gets no factors; "" if it gets some."""
+        """Returns the reason why a tensor gets no factors; "" if it gets some."""
         if old is None:
             return "new in the tuned model"
         if new.shape != old.shape:
@@ -548,7 +548,7 @@ class _Extraction:
 
 
 def _prefixed(tensors: Mapping[str, Tensor], model: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a model by their names with the head's prefix, as PEFT wraps them."""
+    """Returns the tensors of a model by their names with the head's prefix, as PEFT wraps them."""
     prefix = _PREFIXES.get(str(look_up(model, "model_type")), "")
     headless = not class_of(model).endswith("LMHeadModel")
     if headless or any(name.startswith(prefix) for name in tensors):
@@ -557,16 +557,16 @@ def _prefixed(tensors: Mapping[str, Tensor], model: Mapping[str, Any]) -> dict[s
 
 
 def _renamed(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a base by the names of the tuned model.
+    """Returns the tensors of a base by the names of the tuned model.
 
-    A model that was saved without its head lacks the prefix, such as "transformer.".
+    The prefix, such as "transformer.", is missing in a model that was saved without its head.
     """
     full = {name.partition(".")[2]: name for name in tuned if name not in base}
     return {name if name in tuned else full.get(name, name): x for name, x in base.items()}
 
 
 def _is_head(name: str) -> bool:
-    """Whether a weight, not a bias, computes the output tokens."""
+    """Checks whether a weight, not a bias, computes the output tokens."""
     return role(name) == "head" and name.endswith("weight")
 
 
@@ -580,7 +580,7 @@ def _task(model: Mapping[str, Any]) -> str | None:
 
 
 def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
-    """The configuration and the factors of an adapter; it may hold nothing else."""
+    """Returns the configuration and the factors of an adapter, which may contain nothing else."""
     tensors, content, _ = in_peft(adapter)
     if not content:
         raise CheckpointError(f"{adapter.path} is not an adapter: it lacks an adapter_config.json")
@@ -608,7 +608,7 @@ def _factors_of(adapter: Checkpoint) -> tuple[AdapterConfig, dict[str, Pair]]:
 def _modules(
     inputs: Sequence[Checkpoint], read: Sequence[tuple[AdapterConfig, Mapping[str, Pair]]]
 ) -> tuple[list[Target], dict[str, list[Scaled | None]]]:
-    """All modules, and the factors of each in each adapter."""
+    """Returns all modules, and the factors of each in each adapter."""
     targets, parts = [], {}
     for module in dict.fromkeys(name for _, pairs in read for name in pairs):
         own = [
@@ -629,13 +629,13 @@ def _modules(
 
 
 def _kind(pair: Pair) -> tuple[str, tuple[int, int]]:
-    """The kind of a module, as in `Target`, and the shape of B A."""
+    """Returns the kind of a module, as in `Target`, and the shape of B A."""
     kind = "embedding" if pair.embedding else "linear"
     return kind, (pair.parts["B"].shape[0], pair.parts["A"].shape[1])
 
 
 def _merge(method: str | Merge | None, seed: int, options: Mapping[str, Any]) -> Merge | None:
-    """The merge of a method by name."""
+    """Returns the merge of a method by name."""
     if not isinstance(method, str):
         if options:
             raise ValueError(f"{min(options)} is an option of a method, but no method is given")
@@ -661,7 +661,7 @@ def _merge(method: str | Merge | None, seed: int, options: Mapping[str, Any]) ->
 def _one_tokenizer(
     inputs: Iterable[Checkpoint],
 ) -> tuple[dict[str, Path | bytes], list[str]]:
-    """The files of the adapters' common tokenizer, or a note that they have several."""
+    """Returns the files of the adapters' common tokenizer, or a note that they differ."""
     found = [files for files in (tokenizer_files(x.extras) for x in inputs) if files]
     contents = {tuple(sorted((n, _bytes(f)) for n, f in files.items())) for files in found}
     if len(contents) > 1:
@@ -696,10 +696,10 @@ def _check_factors(
 
 @dataclass(frozen=True, kw_only=True)
 class _Laid(Ready[R_co]):
-    """Factors that have been computed, and are laid out as an adapter.
+    """Factors that have been computed, laid out as an adapter.
 
     Attributes:
-      spool: The folder of the factors, which is removed with the adapter complete.
+      spool: The folder of the factors, which is removed when the adapter is complete.
     """
 
     spool: FactorSpool
@@ -715,7 +715,7 @@ def _spooled(
     mark: str,
     inputs: Inputs,
 ) -> FactorSpool:
-    """Computes factors, the largest tensors first; they are not laid out yet."""
+    """Computes factors, the largest tensors first, without laying them out."""
     run, state = inputs.run, state_of(inputs.opened)
     fingerprint = disk.sha256(repr([mark, state]).encode())
     spool = inputs.holds(FactorSpool(out, fingerprint, names, run.resume))
@@ -726,7 +726,8 @@ def _spooled(
     done = sum(reads[name] for name in spool.finished)
 
     def progress(_: int, __: int, name: str) -> None:
-        # Works count the bytes of their output, the rank, but reading the inputs takes the time.
+        # The size of a work is that of its output, the rank, but most of the time is spent on
+        # reading inputs.
         nonlocal done
         done += reads[name]
         if run.progress is not None:
@@ -739,7 +740,7 @@ def _spooled(
 def _laid_out(
     spool: FactorSpool, targets: Sequence[tuple[Target, str]], *, flipped: bool = False
 ) -> tuple[list[FactorRow], list[Work]]:
-    """The rows of the table, and the works that write the factors. Rank 0 has neither.
+    """Returns the rows of the table, and the works that write the factors. Rank 0 has neither.
 
     With `flipped`, factors belong to tensors in the file's order; otherwise they are B and A.
     """
@@ -772,7 +773,7 @@ def _adapter(
     files: Mapping[str, Path | bytes],
     notes: tuple[str, ...],
 ) -> Ready[R]:
-    """The plan of an adapter, from its factors in a spool."""
+    """Returns the plan of an adapter, from its factors in a spool."""
     text = json.dumps(config, indent=2).encode() + b"\n"
     return _Laid(
         out=out, works=tuple(works), limits=bounds(works, inputs.run), fingerprint=mark,

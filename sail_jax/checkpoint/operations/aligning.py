@@ -1,4 +1,4 @@
-"""Alignment of checkpoints on disk: one network is brought near another, and written."""
+"""Aligns checkpoints on disk: moves one network close to another, and writes it."""
 
 import functools
 import hashlib
@@ -50,7 +50,7 @@ class AlignedCheckpoint(Result):
 
     Attributes:
       aligned: The maps, the distance of the networks, and notes.
-      agreement: How much the outputs changed; empty if the network was not run.
+      agreement: The changes of the outputs; empty if the network was not run.
       verdict: Whether the function is preserved, according to the run.
       out: The path of the output; None if none was requested.
     """
@@ -75,7 +75,7 @@ class AlignRequest(Request[Ready[AlignedCheckpoint]]):
     """What an earlier plan has found: the maps, whether the function is preserved, and notes."""
 
     def plan(self, inputs: Inputs) -> Ready[AlignedCheckpoint]:
-        """Finds the maps, which needs the values of both networks, and plans the moved one."""
+        """Finds the maps, which requires the values of both networks, and plans the output."""
         run, out = inputs.run, None if self.out is None else Path(self.out)
         inputs.look_up([self.a, self.b], out)
         reference, other = inputs(self.a), inputs(self.b)
@@ -85,7 +85,7 @@ class AlignRequest(Request[Ready[AlignedCheckpoint]]):
         of_a = [f"{hub.called(self.a)}: {x}" for x in reference.about() if x not in own_lines]
         notes = [*own_lines, *of_a, *aligned.notes, *failed]
         maps = jax.tree.leaves((aligned.maps, dict(aligned.orders)))
-        # Tensors of the view are identified by their maps: a run with other maps makes another
+        # Tensors of the view are identified by their maps: a run with other maps makes a different
         # output and is not resumed.
         mark = hashlib.sha256(repr([np.asarray(x).tobytes() for x in maps]).encode()).hexdigest()
         view = aligned_view(other, aligned, mark=mark)
@@ -143,7 +143,7 @@ def align_checkpoints(
     run: RunOptions = DEFAULTS,
     **options: Any,
 ) -> AlignedCheckpoint:
-    """Brings one checkpoint near another by permuting its hidden units, or by other maps.
+    """Moves one checkpoint close to another by permuting its hidden units, or by other maps.
 
     A permutation of equivalent units leaves the network's function unchanged, and the two networks
     can then be merged. `b` is written in its new form, with its plain files and an align.json. This
@@ -207,7 +207,7 @@ def _limits(works: Sequence[Work], run: RunOptions, sink: int) -> Limits:
 def _about(
     a: Path_, b: Path_, aligned: Aligned, agreed: Sequence[Agreement], preserved: Verdict
 ) -> dict[str, Any]:
-    """The content of align.json."""
+    """Returns the content of align.json."""
     lost = {row.space: row.lost for row in aligned.report.spaces}
     return {
         "reference": hub.called(a),

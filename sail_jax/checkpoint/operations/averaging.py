@@ -1,4 +1,4 @@
-"""Averages of the checkpoints of a training run, written as a run, or as parameters alone."""
+"""Averages the checkpoints of a training run, and writes a run or only the parameters."""
 
 import functools
 import warnings
@@ -85,7 +85,7 @@ class Averaging(Ready[AveragedRun]):
 
     @property
     def tensors(self) -> int:
-        """How many tensors the output has."""
+        """The number of tensors of the output."""
         return sum(gets != "left out" for gets in self.gets.values())
 
     def completed(self) -> "Averaging":
@@ -122,7 +122,7 @@ class Averaging(Ready[AveragedRun]):
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def groups(self) -> dict[Gets, list[str]]:
-        """Lists the branches of the tree by the treatment of their tensors.
+        """Groups the branches of the tree by the treatment of their tensors.
 
         Returns:
           The first keys of paths, in the order of the checkpoint.
@@ -207,11 +207,11 @@ def average_checkpoints(
 
     Args:
       checkpoints: A run or some of its steps, such as "run@last:10" or "run@1000:5000:500"; a
-        pattern, such as "run/checkpoint-*"; or a list of these. Known steps order the checkpoints;
-        otherwise the list has the oldest first.
+        pattern, such as "run/checkpoint-*"; or a list of these. If their steps are known, the
+        checkpoints are sorted by step; otherwise the list must start with the oldest.
       out: The path of the output, which may not be a step of the run itself. By default it lies
         next to the run: "run-average" for "run".
-      window: How many of the last steps are averaged.
+      window: The number of last steps to average.
       shape: The shape of the weights; see `trajectory.weights`.
       decay: The factor of "ema", between 0 and 1.
       weights: One for each checkpoint, oldest first, instead of a shape. They are divided by their
@@ -226,8 +226,8 @@ def average_checkpoints(
         which only the averaged tensors differ, so a trainer can restore it (the default for orbax).
         "params": only the averaged tensors, in the format of the input or of `run`. "safetensors":
         the same in that format.
-      run: Options of the run. `run.select` has patterns of the tensors that are averaged, such as
-        "params". The default is the weights of a known training state, or else all tensors.
+      run: Options of the run. `run.select` contains patterns of the tensors that are averaged, such
+        as "params". The default is the weights of a known training state, or else all tensors.
         Integers and bools come from the newest checkpoint. Complex numbers are copied, and must be
         equal in all checkpoints.
       before: Called when everything except the values is known, before any tensor is read.
@@ -238,7 +238,7 @@ def average_checkpoints(
 
     Raises:
       ValueError: CheckpointError for checkpoints that cannot be read or do not fit each other, and
-        for an output that cannot be written; MergeError for too little memory; and for invalid
+        for an output that cannot be written; MergeError for insufficient memory; and for invalid
         arguments.
 
     >>> import numpy as np, tempfile
@@ -282,7 +282,7 @@ def beside(checkpoints: Path_ | Sequence[Path_]) -> Path:
 
 
 def _named(checkpoints: Path_ | Sequence[Path_]) -> tuple[Step, ...]:
-    """The chosen checkpoints, oldest first."""
+    """Returns the chosen checkpoints, oldest first."""
     one = isinstance(checkpoints, str | PathLike)
     given = [checkpoints] if one else list(checkpoints)
     if not given:
@@ -290,13 +290,13 @@ def _named(checkpoints: Path_ | Sequence[Path_]) -> tuple[Step, ...]:
     found = [step for text in given for step in runs.named(text)]
     numbers = [step.number for step in found]
     if len(set(numbers)) < len(numbers) or None in numbers:
-        # Such numbers are not steps of one run, so the list gives the order.
+        # Such numbers are not steps of one run, so the order of the list is used.
         return tuple(Step(None, step.path) for step in found)
     return tuple(sorted(found))
 
 
 def _within(steps: tuple[Step, ...], window: int | None) -> tuple[Step, ...]:
-    """The checkpoints of the last steps."""
+    """Returns the checkpoints of the last steps."""
     if window is None:
         return steps
     if window < 1:
@@ -314,10 +314,10 @@ def _weights(
     weights: Sequence[float] | None,
     at: At,
 ) -> np.ndarray:
-    """The weight of each checkpoint."""
+    """Returns the weight of each checkpoint."""
     if weights is None:
         numbers = [step.number for step in steps if step.number is not None]
-        # Names without steps show no distances, which are assumed to be equal.
+        # Without steps in the names, the distances are assumed to be equal.
         even = numbers if len(numbers) == len(steps) else range(len(steps))
         return shapes.weights_at(list(even), shape, at, decay=decay)
     if shape != "uniform" or decay is not None:
@@ -334,7 +334,7 @@ def _weights(
 
 
 def _form(newest: Checkpoint, write_as: WriteAs | None, out: Path) -> WriteAs:
-    """The form of the output; for a trainer's trees the default is a run."""
+    """Returns the form of the output; for a trainer's trees the default is a run."""
     if write_as is None:
         whole = newest.format in ("orbax", "levanter") and of_output(out) is None
         return "run" if whole else "params"
@@ -343,7 +343,7 @@ def _form(newest: Checkpoint, write_as: WriteAs | None, out: Path) -> WriteAs:
 
 
 def _state(state: State | None, write_as: WriteAs) -> State:
-    """The treatment of the optimiser's state."""
+    """Returns the treatment of the optimiser's state."""
     if state is None:
         return "last" if write_as == "run" else "drop"
     one_of(argument("state"), state, State, CheckpointError)
@@ -362,7 +362,7 @@ def _state(state: State | None, write_as: WriteAs) -> State:
 def _treated(
     newest: Checkpoint, chosen: Sequence[str], state: State, write_as: WriteAs, c: np.ndarray
 ) -> dict[str, Gets]:
-    """The treatment of each tensor, given the selected ones."""
+    """Returns the treatment of each tensor, given the selected ones."""
     moments = of_optimiser(newest.tensors)
     if state in ("zero", "average-moments") and not moments:
         raise CheckpointError(
@@ -399,7 +399,7 @@ def _works(
     write_as: WriteAs,
     run: RunOptions,
 ) -> tuple[Work, ...]:
-    """The works: every tensor that is written; for a run, only tensors that change."""
+    """Returns the works: every tensor that is written; for a run, only tensors that change."""
     works = []
     for name, what in gets.items():
         last = inputs[-1].tensors[name]
@@ -420,7 +420,7 @@ def _works(
 def _notes(
     inputs: Sequence[Checkpoint], gets: Mapping[str, Gets], write_as: WriteAs
 ) -> Iterator[str]:
-    """Notes on tensors that only older checkpoints have, and on running statistics."""
+    """Returns notes on tensors that occur only in older checkpoints, and on running statistics."""
     newest = inputs[-1]
     for checkpoint in inputs:
         yield from (f"{checkpoint.path}: {text}" for text in checkpoint.unread())
@@ -438,7 +438,7 @@ def _notes(
 
 
 def _each(inputs: Sequence[Checkpoint], name: str) -> list[Tensor]:
-    """A tensor in every checkpoint; CheckpointError if one is missing or different."""
+    """Returns a tensor of every checkpoint; raises a CheckpointError if one is missing."""
     last = inputs[-1].tensors[name]
     for checkpoint in inputs:
         tensor = checkpoint.tensors.get(name)
@@ -458,7 +458,7 @@ def _floating(tensor: Tensor) -> bool:
 
 
 def _branch(name: str) -> str:
-    """The first keys of a path, by which tensors are grouped."""
+    """Returns the first keys of a path, by which tensors are grouped."""
     keys = name.split("/")
     return "/".join(keys[: min(2, max(1, len(keys) - 1))])
 
@@ -476,7 +476,7 @@ def _admit(ready: Averaging, out: Path, newest: Checkpoint) -> None:
 
 
 def _written(write_as: WriteAs, newest: Checkpoint, out: Path, run: RunOptions) -> str | None:
-    """The format of parameters alone; None if the suffix of the output determines it."""
+    """Returns the format of parameters alone; None if the suffix of the output determines it."""
     if write_as == "safetensors":
         return write_as
     if run.format or of_output(out):

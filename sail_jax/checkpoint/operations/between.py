@@ -1,7 +1,7 @@
-"""A folder next to an output for results that only other documents of the file need.
+"""A folder next to an output for results that only other documents of the file use.
 
-Recipes of one file may use each other's results. These results lie in the folder
-`.<name>.documents` next to the output, until all documents are done:
+Recipes of one file may use each other's results. Until all documents are done, these results are
+stored in the folder `.<name>.documents` next to the output:
 
 - `models/`: the results that others use, by the names of their documents.
 - `done/`: a record for each finished document, which a resumed run skips.
@@ -23,7 +23,7 @@ _OURS = ("models", "done")
 
 @contextlib.contextmanager
 def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
-    """Holds the folder, as a context manager; removes it unless the block ends with an error.
+    """Locks the folder, as a context manager, and removes it unless the block ends with an error.
 
     Args:
       out: The output.
@@ -34,8 +34,8 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
       The folder.
 
     Raises:
-      CheckpointError: If another process holds it, it holds files that no run leaves, or an earlier
-        run's results without `resume`; or if it cannot be made or removed.
+      CheckpointError: If another process has locked it, it contains files that no run writes, or
+        results of an earlier run without `resume`; or if it cannot be made or removed.
     """
     folder = out.with_name(f".{out.name}.documents")
     with explained("write", folder):
@@ -62,7 +62,7 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
         with explained("remove", folder):
             shutil.rmtree(folder)
     finally:
-        # A run that was refused before it did anything leaves nothing.
+        # A run that was refused before it did anything leaves no files.
         with contextlib.suppress(OSError):
             for path in (*(folder / name for name in _OURS), folder):
                 path.rmdir()
@@ -71,7 +71,7 @@ def between(out: Path, names: Collection[str], resume: bool) -> Iterator[Path]:
 
 
 def _strangers(folder: Path, names: Collection[str]) -> str:
-    """The name of an unexpected entry of the folder; "" without one."""
+    """Returns the name of an unexpected entry of the folder; "" without one."""
     models = {*names, *(unfinished(folder / name).name for name in names)}
     known = {folder: {*_OURS}, folder / "models": models}
     for place, ours in known.items():

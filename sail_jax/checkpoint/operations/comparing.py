@@ -1,4 +1,4 @@
-"""Comparison of checkpoints before they are merged: read once, a piece at a time."""
+"""Compares checkpoints before they are merged, reading each once, piece by piece."""
 
 import contextlib
 import itertools
@@ -33,7 +33,7 @@ from sail_jax.probe.tasks import Conflict, conflict, sums
 # Entries read at a time. A piece has one of these two sizes, padded, so only two shapes are
 # compiled. Most tensors are large, and norms and biases would waste the large size.
 PIECE, FEW = 1 << 20, 1 << 14
-# The most bytes of packed or strided tensors, which are held whole, that each thread may hold.
+# The largest number of bytes of packed or strided tensors, which are loaded whole, per thread.
 _HELD = 64 << 20
 
 
@@ -56,16 +56,15 @@ class Comparison(NamedTuple):
       models: The paths of the models.
       base: The path of the base, if there is one.
       tensors: The names of the floating tensors, which are compared.
-      sizes: How many entries each of these tensors has, `[tensor]`.
+      sizes: The number of entries of each of these tensors, `[tensor]`.
       weights: The models themselves, compared as vectors.
       tasks: Their task vectors, compared; None without a base.
       base_norms: The norm of each tensor of the base, `[tensor]`; None without a base.
       equal: Which models have the same values everywhere, `[model, model]`.
       differences: A sentence for each difference from the first model in configurations, tokenizers
-        and non-float tensors. A merge may then work like neither model.
+        and non-float tensors. The merged model may then behave like neither of them.
       contradictions: A sentence for each statement of a configuration or tokenizer that its own
-        checkpoint's tensors contradict.
-    """
+        checkpoint's tensors contradict."""
 
     models: Names
     base: str | None
@@ -104,9 +103,9 @@ def compare_checkpoints(
 
     These are the quantities of `sail_jax.probe.interference` (without its subspaces), with equal
     weights of the models. Every file is read once, in pieces of 2^20 entries of each model, one
-    tensor per core (up to 8). Packed tensors, as in compressed .npz files, are held whole. Packed
-    tensors that need more than 64 MiB over all models are compared one after another. Memory has no
-    other limit.
+    tensor per core (up to 8). Packed tensors, as in compressed .npz files, are loaded whole. Packed
+    tensors that require more than 64 MiB over all models are compared one after another. There is
+    no other limit on memory.
 
     Args:
       paths: The checkpoints, at least two.
@@ -164,7 +163,7 @@ def compare_checkpoints(
             for path, checkpoint in zip(named, opened, strict=True)
         ]
         columns = [[checkpoint.tensors[n] for checkpoint in opened] for n in floating]
-        # A tensor for each thread: reading and XLA release the interpreter lock.
+        # Each thread processes one tensor: reading and XLA release the interpreter lock.
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             alone = partial(_alone, threading.Lock(), base is not None)
             rows = list(pool.map(alone, columns))
@@ -187,10 +186,10 @@ def compare_checkpoints(
 
 
 def _alike(opened: Sequence[Checkpoint]) -> list[str]:
-    """The tensors that all checkpoints have, in the order of the first.
+    """Returns the tensors that all checkpoints contain, in the order of the first.
 
-    CheckpointError if one lacks a tensor (except tensors derived from the configuration), or has
-    another shape.
+    Raises a CheckpointError if a tensor is missing in one of them (except tensors derived from the
+    configuration), or has another shape.
     """
     first, *others = opened
     for other in others:
@@ -202,7 +201,7 @@ def _alike(opened: Sequence[Checkpoint]) -> list[str]:
                     f"{b.path} lacks the tensor {lost[0]!r}{more} of {a.path}: models "
                     "of different structure cannot be averaged"
                 )
-    # Tensors derived from the configuration may be in some files only; they are left out.
+    # Tensors derived from the configuration may be in some files only, and are ignored.
     names = [n for n in first.tensors if all(n in other.tensors for other in others)]
     for name in names:
         want = first.tensors[name]
@@ -222,7 +221,7 @@ def _differences(
     vocabularies: Sequence[Vocabulary | None],
     rest: Sequence[str],
 ) -> list[str]:
-    """The sentences of `Comparison.differences`; `rest` are the non-float tensors."""
+    """Returns the sentences of `Comparison.differences`; `rest` are the non-float tensors."""
     first, *others = opened
     config = config_of(first.extras)
     lines = []
@@ -247,14 +246,14 @@ def _differences(
 
 
 def _ids(vocabulary: Vocabulary | None) -> Mapping[str, int]:
-    """The id of each token; empty if the tokenizer is unknown."""
+    """Returns the id of each token; empty if the tokenizer is unknown."""
     return {} if vocabulary is None else vocabulary.ids
 
 
 def _alone(
     lock: threading.Lock, with_base: bool, column: Sequence[Tensor]
 ) -> tuple[list[np.ndarray], list[np.ndarray], float, np.ndarray]:
-    """Sums over one tensor, as `_compared` takes them; one tensor at a time if it is large."""
+    """Computes the sums of `_compared` for one tensor; one tensor at a time if it is large."""
     with lock if sum(map(held, column)) > _HELD else contextlib.nullcontext():
         return _compared(with_base, column)
 
@@ -262,7 +261,7 @@ def _alone(
 def _compared(
     with_base: bool, column: Sequence[Tensor]
 ) -> tuple[list[np.ndarray], list[np.ndarray], float, np.ndarray]:
-    """Sums over one tensor, from which its conflict is computed; the base, if any, comes last.
+    """Computes sums over one tensor, which determine its conflict; the base, if any, comes last.
 
     Returns the sums of the models and of their task vectors, the square of the base's norm, and
     which models are equal.
@@ -290,7 +289,7 @@ def _zeros(k: int) -> list[np.ndarray]:
 
 
 def _read(tensor: Tensor, start: int, count: int) -> np.ndarray:
-    """Entries in float32 or float64, padded with zeros, which do not affect the sums.
+    """Returns entries in float32 or float64, padded with zeros, which do not affect the sums.
 
     With the padding, only two shapes of pieces occur, and little is compiled.
     """
@@ -318,13 +317,13 @@ def _add(
 
 
 def _vectors(parts: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> Vectors:
-    """The conflict over all tensors, and in each, from sums over each."""
+    """Computes the conflict over all tensors and in each of them, from sums."""
     stacks = [np.stack(x) for x in zip(*parts, strict=True)]
     return Vectors(_conflict([x.sum(0) for x in stacks], sizes.sum()), _conflict(stacks, sizes))
 
 
 def _conflict(parts: Sequence[ArrayLike], size: ArrayLike) -> Conflict:
-    """The conflict from sums, in float64."""
+    """Computes the conflict from sums, in float64."""
     with jax.enable_x64(True):
         inner, opposed, apart = (jnp.asarray(x, float) for x in parts)
         apart = apart[..., None, None]
@@ -338,7 +337,7 @@ def pooled(vectors: Vectors, sizes: Int[np.ndarray, "tensor"], chosen: Sequence[
 
     Args:
       vectors: The comparison of models or of task vectors.
-      sizes: How many entries each tensor has, `[tensor]`.
+      sizes: The number of entries of each tensor, `[tensor]`.
       chosen: The indices of the tensors.
 
     Returns:
@@ -346,7 +345,7 @@ def pooled(vectors: Vectors, sizes: Int[np.ndarray, "tensor"], chosen: Sequence[
     """
     at = np.asarray(chosen, int)
     norms, cosines, signs, apart = (np.asarray(x)[at] for x in vectors.each)
-    # Converted back to sums over entries, which can be added, unlike cosines and fractions.
+    # Cosines and fractions are converted back to sums over entries, which can be added.
     products = cosines * norms[:, :, None] * norms[:, None, :]
     parts = [x.sum(0) for x in (products, signs * sizes[at], apart)]
     return _conflict(parts, sizes[at].sum())

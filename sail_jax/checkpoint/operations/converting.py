@@ -1,4 +1,4 @@
-"""Conversion of checkpoints between MaxText, Tunix and Hugging Face, tensor by tensor."""
+"""Converts checkpoints between MaxText, Tunix and Hugging Face, tensor by tensor."""
 
 import functools
 from collections.abc import Mapping
@@ -71,14 +71,16 @@ class ConvertRequest(Request[Ready[Converted]]):
         inputs.admit(out, [self.path])
         view = checkpoint = inputs(self.path, adapters=True)
         known = config_of(checkpoint.extras) if self.config is None else read_target(self.config)
-        # A tree that was written here has a configuration that contains Hugging Face's.
+        # The configuration of a tree that was written by this function contains Hugging Face's
+        # configuration.
         inner = known.get("hugging_face")
         known = inner if isinstance(inner, Mapping) else known
         if self.lora_alpha is not None:
             view = without_factors(checkpoint, self.lora_alpha)
         source, view, notes = _converted(view, to, known, wanted, self.options)
         works = view.works()
-        # A file's name determines its format; the usual format of folders does not fit trees.
+        # The name of a file determines its format; the default format of folders is not suitable
+        # for trees.
         if to != "hugging-face" and run.format is None and of_file(out) is None:
             run = replace(run, format="orbax")
         return Ready(
@@ -103,8 +105,8 @@ def convert_checkpoint(
     """Converts a checkpoint between MaxText, Tunix and Hugging Face.
 
     Trees are written in orbax's format, Hugging Face tensors as safetensors. The network's
-    config.json is needed, and is written with both. A tree is recognised by its paths and shapes,
-    also inside a training state; other leaves are left out.
+    config.json is required, and is written with both. A tree is recognised by its paths and shapes,
+    also inside a training state; other leaves are omitted.
 
     Args:
       path: The checkpoint.
@@ -122,8 +124,8 @@ def convert_checkpoint(
       The result.
 
     Raises:
-      ValueError: If the input is not recognised, does not fit the configuration, or an argument is
-        invalid; CheckpointError and MergeError.
+      ValueError: If the input is not recognised, does not match the configuration, or an argument
+        is invalid; CheckpointError and MergeError.
     """
     request = ConvertRequest(path, out, to, config, dtype, lora_alpha, options)
     return carried_out(request, run)
@@ -136,7 +138,7 @@ def _converted(
     dtype: np.dtype | None,
     options: Mapping[str, Any],
 ) -> tuple[str, View, list[str]]:
-    """The kind of a checkpoint, its converted view, and notes for the user."""
+    """Returns the kind of a checkpoint, its converted view, and notes for the user."""
     shapes = {name: x.shape for name, x in checkpoint.tensors.items()}
     notes: list[str] = []
 

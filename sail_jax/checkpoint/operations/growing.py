@@ -1,4 +1,4 @@
-"""Growth of checkpoints on disk: planned from shapes, certified, computed while written."""
+"""Grows checkpoints on disk: plans from shapes, certifies, and streams tensors."""
 
 import functools
 import hashlib
@@ -49,7 +49,8 @@ class Grown(Result):
 
     Attributes:
       growth: The plan that was executed.
-      agreement: How much the outputs of the two networks differ; empty if they were not run.
+      agreement: The differences between the outputs of the two networks; empty if they were not
+        run.
       verdict: Whether the function is preserved, according to the run.
     """
 
@@ -150,7 +151,7 @@ class GrowRequest(Request[Growing]):
             "notes": list(made.notes),
         }
         # The `mark` of a computed tensor identifies its computation. With shapes and dtypes alone,
-        # another method or seed with the same target could resume this output.
+        # a run with another method or seed but the same target could resume this output.
         marks = sorted({getattr(x, "mark", "") for x in view.tensors.values()})
         shapes = [(w.name, str(w.dtype), w.shape) for w in works]
         mark = hashlib.sha256(repr([marks, shapes]).encode()).hexdigest()
@@ -176,10 +177,10 @@ def grow_checkpoint(
     before: Callable[[Growing], None] | None = None,
     **options: Any,
 ) -> Grown:
-    """Grows a checkpoint into one of a larger network, or prunes it, tensor by tensor.
+    """Grows a checkpoint to a larger network, or prunes it, tensor by tensor.
 
     The output has the new config.json, the input's plain files, a model card, and a growth.json.
-    This file records the operations, the losses that the axes show, and whether a run of both
+    This file records the operations, the losses according to the axes, and whether a run of both
     networks shows that the function is preserved.
 
     Args:
@@ -225,12 +226,12 @@ def grow_checkpoint(
 
 
 def _exactness(preserved: Verdict) -> dict[str, Any]:
-    """Whether the function is preserved, for growth.json."""
+    """Checks whether the function is preserved, for growth.json."""
     return {"exact": preserved.exact, "exactness": str(preserved)}
 
 
 def _files(about: Mapping[str, Any], name: str, view: View) -> dict[str, bytes]:
-    """The files that a growth adds: a model card, and growth.json."""
+    """Returns the files that a growth adds: a model card, and growth.json."""
     prunes = METHODS[about["method"]].prunes
     card = cards.growth_card(about, name, "config.json" in view.extras, prunes=prunes)
     about_text = json.dumps(about, indent=2, default=str)

@@ -1,4 +1,4 @@
-"""Cross-task linearity of checkpoints: layer by layer, on a few examples.
+"""Measures the cross-task linearity of checkpoints, layer by layer, on a few examples.
 
 Zhou et al. (2024, arXiv 2402.03660) measured it on ViT, T5 and soups of ImageNet models (Figures 4
 to 10 and 17 to 24). This module measures it on any checkpoints with a known forward pass.
@@ -23,7 +23,7 @@ from sail_jax.probe.networks import OUTPUT, layers
 ALPHAS = (0.25, 0.5, 0.75)
 # Scales of task vectors, as in the paper's figures.
 SCALES = (0.4,)
-# The most sets of three that are measured. The paper's 20 models have as many.
+# The largest number of sets of three that are measured, the number for the paper's 20 models.
 SETS = 1140
 
 
@@ -119,7 +119,7 @@ def measure_linearity(
       scales: The scales of task vectors.
       every_layer: Whether features are stitched at every layer, instead of at a quarter, a half and
         three quarters of them.
-      batch_size: How many examples are run at a time.
+      batch_size: The number of examples that are run at a time.
       run: Whether PyTorch's pickles are read, and models downloaded.
 
     Returns:
@@ -155,7 +155,7 @@ def measure_linearity(
 
 
 def _sets(models: int) -> tuple[tuple[int, ...], ...]:
-    """All pairs, sets of three (or `SETS` of them, drawn once) and the set of all."""
+    """Lists all pairs, sets of three (or `SETS` of them, drawn once) and the set of all."""
     threes = list(itertools.combinations(range(models), 3))
     if len(threes) > SETS:
         chosen = np.random.default_rng(0).choice(len(threes), SETS, replace=False)
@@ -169,7 +169,7 @@ def _outputs(run: Running) -> probe.Apply:
 
 
 def _pooled(run: Running) -> probe.Apply:
-    """The network with the features that are compared."""
+    """Makes the network with the features that are compared."""
     if run.family.name != "t5":
         return run.network
 
@@ -188,7 +188,7 @@ def _identities(
     run: Running, models: Sequence[Params], base: Params | None, alphas: tuple[float, ...],
     scales: tuple[float, ...], batch_size: int,
 ) -> list[Identity]:  # fmt: skip
-    """Equations 1 to 4, and cross-task linearity itself, for every pair or model."""
+    """Measures equations 1 to 4, and cross-task linearity itself, for every pair or model."""
     apply, data, k = _pooled(run), run.data, len(models)
     how: dict[str, Any] = {"batch_size": batch_size}
     found = []
@@ -216,8 +216,10 @@ def _identities(
 
 
 def _baseline(found: probe.Linearity) -> probe.Estimate:
-    """Mean cosines between the members' features by layer and point. The error is the mean of the
-    members' errors, since all of them use the same examples."""
+    """Returns mean cosines between the members' features by layer and point.
+
+    The error is the mean of the members' errors, because all of them use the same examples.
+    """
     points, members = found.cosine.value.shape[1], found.baseline.value.shape[-1]
     upper = np.triu_indices(members, 1)
 
@@ -232,7 +234,7 @@ def _stitched(
     run: Running, models: Sequence[Params], base: Params | None, scales: tuple[float, ...],
     score: probe.Metric, every_layer: bool, batch_size: int,
 ) -> list[Stitched]:  # fmt: skip
-    """Figures 9 and 10, and the features of each model in every other."""
+    """Measures figures 9 and 10, and the features of each model in every other."""
     # A T5 decoder's state from one encoder cannot continue with another encoder.
     names = [
         name
@@ -274,7 +276,7 @@ def _stitched(
 
 @jax.jit
 def _moved(base: Params, params: Params, scale: ArrayLike) -> Params:
-    """base + scale (params - base), of floating tensors."""
+    """Computes base + scale (params - base) of floating tensors."""
 
     def leaf(b: Array, p: Array) -> Array:
         return b + scale * (p - b) if jnp.issubdtype(b.dtype, jnp.floating) else b
@@ -283,5 +285,5 @@ def _moved(base: Params, params: Params, scale: ArrayLike) -> Params:
 
 
 def _correct(out: Array, batch: Mapping[str, Array]) -> Float[Array, "example"]:
-    """Whether the class of each example is right."""
+    """Checks whether the class of each example is right."""
     return (out.argmax(-1) == batch["labels"]).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Merges of checkpoints on disk: from a recipe to a plan, its execution, and the output."""
+"""Merges checkpoints on disk: from a recipe to a plan, its execution, and the output."""
 
 import contextlib
 import dataclasses
@@ -48,7 +48,7 @@ class Merged(Result):
       recipe: The recipe.
       plan: The treatment of every tensor.
       others: The results of the other documents of the file, in their order. Outputs that only
-        other documents need have been removed.
+        other documents use have been removed.
     """
 
     recipe: Recipe
@@ -197,11 +197,12 @@ def merge_recipe(
     run: RunOptions = DEFAULTS,
     before: Callable[[Prepared], None] | None = None,
 ) -> Merged:
-    """Merges checkpoints by a recipe into an output, which appears completely or not at all.
+    """Merges checkpoints by a recipe, and writes the output atomically.
 
     YAML of several documents makes several merges, and later ones may use earlier ones by name.
-    Results for other documents lie in a folder next to the output until all of them are done. After
-    an error or an interrupt, finished work stays, and `run.resume` continues from there.
+    Results for other documents are stored in a folder next to the output until all of them are
+    done. After an error or an interruption, finished work is kept, and `run.resume` continues from
+    there.
 
     Args:
       recipe: The recipe: the path of a YAML file, YAML text, or a parsed recipe; or several, as
@@ -246,7 +247,7 @@ def merge_recipe(
     last = finals(recipes)
     if len(last) > 1 and of_output(out) is not None:
         raise CheckpointError(f"{out}: expected a folder for {len(last)} models; this is one file")
-    # All of them are planned before any is executed: a mistake in the last one is found at once.
+    # All of them are planned before any is executed, so an error in the last one is found at once.
     with previewed(recipes, run) as plans:
         ready = [plan for plan in plans if isinstance(plan, Prepared)]
         admit(
@@ -305,7 +306,7 @@ def merge_checkpoints(
       models: Folders or files of any format that `open_checkpoint` reads, PyTorch's with
         `run.allow_pickle`; or names on the Hub, such as org/name@revision.
       out: The path of the output; see `merge_recipe`.
-      base: The checkpoint before fine-tuning; methods without task vectors do not need it.
+      base: The checkpoint before fine-tuning; methods without task vectors do not require it.
       method: A merge, such as `methods.ties(density=0.2)`; or the name of a method, whose
         hyperparameters are then among the options.
       weights: One per model; the default depends on the method and is mostly 1.

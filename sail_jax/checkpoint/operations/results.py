@@ -14,9 +14,9 @@ class Result:
 
     Attributes:
       out: The path of the output.
-      tensors: How many tensors it has.
+      tensors: The number of its tensors.
       notes: Notes for the user, a sentence each.
-      seconds: How long it took, starting with opening the inputs.
+      seconds: The time that it took, starting with opening the inputs.
       unchanged: Whether an earlier call had finished this output.
       requantized: The error of each weight that is written in FP8, by name; empty unless
         `requantize`.
@@ -32,6 +32,6 @@ class Result:
     records: Mapping[str, Record] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        """A summary in one line, since plans and measurements may have thousands of lines."""
+        """Returns one line, because plans and measurements may have thousands of lines."""
         out = self.out and str(self.out)
         return f"{type(self).__name__}(out={out!r}, tensors={self.tensors})"

@@ -1,7 +1,7 @@
-"""What all operations share: a request, its plan, and the execution up to a complete output.
+"""The common parts of all operations: a request, its plan, and its execution.
 
 A request is a frozen record of the arguments of one operation. Its `plan` opens the inputs and
-returns a `Ready`: the works of the executor, and the record of the result. `planned` holds the
+returns a `Ready`: the works of the executor, and the record of the result. `planned` keeps the
 inputs open, and `carried_out` also executes the works and writes the output.
 """
 
@@ -77,29 +77,29 @@ T = TypeVar("T")
 class RunOptions:
     """Options of a run, and of the output's files.
 
-    The tensors are the same byte for byte, whatever these options are and however often the
-    operation was interrupted. So are the files, except for orbax: it draws names and records times,
-    so only the values are equal.
+    The tensors are the same byte for byte for any values of these options and any number of
+    interruptions. So are the files, except for orbax, which draws names and records times, so only
+    the values are equal.
 
     Attributes:
       resume: Whether to continue the work of an interrupted call. A finished output is compared
-        with the new values, and stays; with `force` a different one is replaced.
+        with the new values, and is kept; with `force` a different one is replaced.
       max_memory: Bytes that the process may use. By default there is no limit; each thread holds
         one tensor, or a piece of it, at a time.
       threads: The number of workers; by default the number of cores, up to 8.
-      allow_nonfinite: Whether NaN and infinities are read, and results may overflow.
+      allow_nonfinite: Whether inputs may contain NaN and infinities, and results may overflow.
       allow_pickle: Whether PyTorch's pickles are read; their code is never run.
       offline: Whether models on the Hub are read only if they are in the cache of this machine.
       allow_crimes: Whether different architectures may be merged, and an output may contradict its
         config.json.
-      strict: Whether parts of a recipe without effect are an error. By default they give a note.
+      strict: Whether parts of a recipe without effect are an error. By default they cause a note.
       force: Whether an existing output is replaced, once the new one is complete. It must be an
         unchanged output of an operation; anything else is refused.
       copy_tokenizer: Whether a merge copies the files of a tokenizer. Files that a recipe's
         `tokenizer` makes are always written.
       write_model_card: Whether a merge writes a model card and the recipe.
       format: The format of the output; see `create`.
-      shard_bytes: The most bytes in a file of the output; see `create`.
+      shard_bytes: The largest number of bytes in a file of the output; see `create`.
       sync: Whether the output is on the disk before it is renamed.
       select: Which tensors of the inputs are used: patterns such as "params/*". The default is the
         weights of a known training state, and all tensors of anything else; see
@@ -107,9 +107,9 @@ class RunOptions:
         change only the run.
       requantize: "fp8" to write weights in FP8 again, in the scheme of the input that provides
         config.json; None for plain weights. For merging, growing, aligning and transplanting.
-      part: The part of the output to make, such as (1, 4). Each part is made by its own process,
-        perhaps on another host, in a file system that all of them see. Each owns some of the files.
-        None for all of it.
+      part: The part of the output to make, such as (1, 4). Each part is made by a separate process,
+        possibly on another host, in a shared file system. Each part consists of some of the files.
+        None for the whole output.
       join: Whether the output is made from its parts, when all of them are complete.
       wait: How many seconds a part waits for others without a sign of life, if it needs their
         statistics.
@@ -160,9 +160,9 @@ DEFAULTS = RunOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class Ready(Generic[R_co]):
-    """An operation before its execution: everything is known except the values.
+    """An operation before its execution, when everything is known except the values.
 
-    Its inputs are open until the context of `planned` is left.
+    Its inputs stay open until the context of `planned` ends.
 
     Attributes:
       out: The path of the output; None to write nothing.
@@ -215,7 +215,7 @@ class Ready(Generic[R_co]):
         return {}
 
     def completed(self) -> Self:
-        """Adds what the plan alone does not show, such as whether the function is preserved."""
+        """Adds what the plan alone does not determine, such as a certificate."""
         return self
 
     def written(self) -> None:
@@ -278,16 +278,16 @@ class Inputs:
         return checkpoint
 
     def holds(self, resource: AbstractContextManager[T]) -> T:
-        """Enters a context, such as a lock, that is left with the operation."""
+        """Enters a context, such as a lock, that ends with the operation."""
         return self._stack.enter_context(resource)
 
     def look_up(self, paths: Sequence[Path_], out: Path_ | None) -> None:
-        """Finds all inputs before any is downloaded, after the output is admitted."""
+        """Looks up all inputs before any is downloaded, after checking the output."""
         self.admit(out, paths)
         check_there(paths, offline=self.run.offline)
 
     def admit(self, out: Path_ | None, paths: Iterable[Path_]) -> None:
-        """CheckpointError if the output may not be written."""
+        """Raises a CheckpointError if the output must not be written."""
         if self.writes and out is not None:
             admit(Path(out), list(paths), self.run.resume, self.run.force)
 
@@ -296,18 +296,18 @@ class Inputs:
 def planned(
     request: Request[P], run: RunOptions = DEFAULTS, *, writes: bool = False
 ) -> Iterator[P]:
-    """Plans an operation, as a context manager that holds its inputs open.
+    """Plans an operation, as a context manager that keeps its inputs open.
 
     Args:
       request: The operation.
-      writes: Whether the plan will be executed, so an output that is refused is an error.
+      writes: Whether the plan will be executed, in which case an invalid output is an error.
 
     Yields:
       The operation, ready to be executed.
 
     Raises:
-      ValueError: If an input cannot be opened, the request does not fit its inputs, or `run` does
-        not give enough memory.
+      ValueError: If an input cannot be opened, the request does not match its inputs, or the memory
+        limit of `run` is too small.
     """
     with contextlib.ExitStack() as stack:
         yield request.plan(Inputs(run, stack, writes))
@@ -333,7 +333,7 @@ def carried_out(
         would contradict its tensors, or an input was changed since it was opened. In the last case
         the output may mix two versions, so it is removed.
       MergeError: As `execute` does.
-      ValueError: If the request does not fit its inputs.
+      ValueError: If the request does not match its inputs.
     """
     if run.on is not None:
         return _divided(request, run, before)
@@ -521,7 +521,7 @@ def unselected(checkpoint: Checkpoint) -> list[str]:
 
 
 def notes_on_format(works: Sequence[Work], out: Path, run: RunOptions) -> tuple[str, ...]:
-    """Notes on what other programs do not read of an output.
+    """Describes what other programs cannot read in an output.
 
     Args:
       works: The works that make its tensors.
@@ -536,7 +536,7 @@ def notes_on_format(works: Sequence[Work], out: Path, run: RunOptions) -> tuple[
 
 
 def bounds(works: Sequence[Work], run: RunOptions, *, coded: bool = False) -> Limits:
-    """Chooses the limits of works and their output; codes (`coded`) wait for their scales."""
+    """Computes the limits of works and their output; codes (`coded`) wait for their scales."""
     sink = HELD if coded else 0
     return limits(works, run.max_memory, run.threads, output=needs(run.format), sink=sink)
 
@@ -568,8 +568,8 @@ def codes_of_output(
 def state_of(inputs: Sequence[Checkpoint]) -> dict[str, tuple[int, int, int]]:
     """Returns properties that change when an input does: size, time and checksum of each file.
 
-    The checksum covers some of the bytes. It also distinguishes versions with artificially equal
-    sizes and times.
+    The checksum covers some of the bytes. It also distinguishes versions whose sizes and times were
+    made equal.
 
     Args:
       inputs: The open checkpoints.
@@ -598,7 +598,7 @@ def _executed(ready: Ready[Any], out: Path) -> tuple[dict[str, Record], bool]:
     part = None if run.part is None else checked(run.part)
     if not ready.divisible:
         check_whole(run)
-    # Part of the fingerprint: a merge from other versions of the inputs is not resumed.
+    # This is part of the fingerprint: a merge from other versions of the inputs is not resumed.
     state = state_of(ready.inputs)
     beside = {} if ready.rewrites else _consistent(ready, out)
     marks = [ready.fingerprint, state]
@@ -635,7 +635,7 @@ def _executed(ready: Ready[Any], out: Path) -> tuple[dict[str, Record], bool]:
                 if codes is not None and codes.errors:
                     writer.extra(RECORD, codes.record())
             try:
-                # Checked at the end, because now everything has been read.
+                # This is checked at the end, when everything has been read.
                 _check_unchanged(ready.inputs, state)
             except CheckpointError:
                 with contextlib.suppress(disk.StoreError):
@@ -649,8 +649,7 @@ def _executed(ready: Ready[Any], out: Path) -> tuple[dict[str, Record], bool]:
     except DiffersError:
         if not run.force:
             raise
-        # The existing output is different, and may be replaced. The comparison leaves nothing
-        # behind.
+        # The existing output is different, and may be replaced. The comparison leaves no files.
         records, unchanged = written(False)
     if ready.done is not None:
         disk.write_record(ready.done, {"format": disk.FORMAT, "works": made, "files": _left(out)})
@@ -695,7 +694,7 @@ def shares(ready: Ready[Any], count: int) -> list[Share]:
 
 
 def _made_with(codes: Requantisation | None) -> dict[str, str]:
-    """The weight of each tensor of scales, which must be in the same part."""
+    """Returns the weight of each tensor of scales, which must be in the same part."""
     layouts = {} if codes is None else codes.layouts
     return {layout.scales_of(name): name for name, layout in layouts.items()}
 
@@ -718,10 +717,10 @@ def _note(writer: Writer, record: Record) -> None:
 
 
 def _noted(writer: Writer) -> dict[str, Record]:
-    """The measurements of tensors that earlier runs or other parts finished."""
+    """Returns the measurements of tensors that earlier runs or other parts finished."""
     records = {}
     for line in writer.lines(MEASURED):
-        # The last line of a killed run may be torn.
+        # The last line of a killed run may be incomplete.
         with contextlib.suppress(ValueError, TypeError):
             record = Record(*json.loads(line))
             if record.name in writer.finished:
@@ -732,7 +731,7 @@ def _noted(writer: Writer) -> dict[str, Record]:
 def _sharing(
     writer: Writer, part: Part, out: Path, works: Sequence[Work], run: RunOptions
 ) -> Gathering:
-    """The connection of a part to the others."""
+    """Returns the connection of a part to the others."""
     total = sum(work.reads for work in works if writer.owners[work.name] == part.number - 1)
 
     def waiting(who: str) -> None:
@@ -743,7 +742,7 @@ def _sharing(
 
 
 def _computing() -> dict[str, str]:
-    """The versions of the programs that affect an output's values; an output has one set."""
+    """Returns the versions of the programs that affect the values of an output."""
     return {
         **versions(),
         "device": jax.default_backend(),
@@ -752,13 +751,13 @@ def _computing() -> dict[str, str]:
 
 
 def _left(out: Path) -> dict[str, list[int]]:
-    """Properties that identify the files of an output, by their paths."""
+    """Returns properties that identify the files of an output, by their paths."""
     with open_checkpoint(out) as written:
         return {path: list(about) for path, about in state_of([written]).items()}
 
 
 def _is_done(done: Path, made: str, out: Path) -> bool:
-    """Whether a record describes these works and the existing output."""
+    """Checks whether a record describes these works and the existing output."""
     try:
         record = disk.read_record(done, {"works": str, "files": dict})
         return record["works"] == made and record["files"] == _left(out)
@@ -768,10 +767,10 @@ def _is_done(done: Path, made: str, out: Path) -> bool:
 
 
 def _consistent(ready: Ready[Any], out: Path) -> dict[str, bytes | Path]:
-    """The plain files of an output, with a config.json that matches its tensors.
+    """Returns the plain files of an output, with a config.json that matches its tensors.
 
-    CheckpointError if that is impossible. Ties of the head are not checked, since a copy may be
-    stored.
+    Raises a CheckpointError if that is impossible. Ties of the head are not checked, because a copy
+    may be stored.
     """
     own = {} if ready.view is None else ready.view.extras
     files = {name: data for name, data in own.items() if carried(name)} | dict(ready.files)
@@ -796,7 +795,7 @@ def _consistent(ready: Ready[Any], out: Path) -> dict[str, bytes | Path]:
 
 
 def _check_unchanged(inputs: Sequence[Checkpoint], state: Mapping[str, object]) -> None:
-    """CheckpointError if an input was changed since it was opened."""
+    """Raises a CheckpointError if an input was changed since it was opened."""
     for checkpoint in inputs:
         checkpoint.check_unchanged()
     for path, now in state_of(inputs).items():

@@ -77,18 +77,18 @@ def by_command(command: str, *, timeout: float | None = None) -> Scorer:
     """Makes a scorer from a command that prints a line of JSON for each example.
 
     The command runs without a shell. Lines other than a JSON object with a "score" are skipped,
-    since programs print other things, too.
+    because programs also print other output.
 
     Args:
-      command: The command, with "{checkpoint}" in the place of the path. It prints lines such as
+      command: The command, with "{checkpoint}" in place of the path. It prints lines such as
         {"example": "arc/17", "score": 0.0, "task": "arc"}; the task may be left out.
-      timeout: The most seconds of one call; None for no limit.
+      timeout: The largest number of seconds of one call; None for no limit.
 
     Returns:
       The scorer.
 
     Raises:
-      ValueError: If the command lacks "{checkpoint}".
+      ValueError: If "{checkpoint}" is missing in the command.
     """
     words = shlex.split(command)
     if not any("{checkpoint}" in word for word in words):
@@ -128,7 +128,7 @@ def _read_scores(text: str, command: str) -> Scores:
         raise CheckpointError(
             f"command: {command} printed no line such as " + '{"example": "1", "score": 0.5}'
         )
-    # In a fixed order, whatever the order of the command.
+    # The examples have a fixed order, regardless of the order of the output.
     names = tuple(sorted(found))
     tasks = tuple(found[name][1] for name in names)
     if None in tasks and any(task is not None for task in tasks):
@@ -138,7 +138,7 @@ def _read_scores(text: str, command: str) -> Scores:
 
 
 def _record(line: str) -> Mapping[str, Any] | None:
-    """A line that has an example and its score."""
+    """Returns the record in a line that contains an example and its score; None otherwise."""
     if not line.lstrip().startswith("{"):
         return None
     try:
@@ -149,7 +149,7 @@ def _record(line: str) -> Mapping[str, Any] | None:
 
 
 def _passing(run: RunOptions) -> RunOptions:
-    """Options for temporary outputs, which need not reach the disk."""
+    """Returns options for temporary outputs, which are not flushed to disk."""
     return replace(run, sync=False, write_model_card=False, force=False, resume=False)
 
 
@@ -217,7 +217,7 @@ class InFolders(searching.Measure):
           The scores.
 
         Raises:
-          CheckpointError: If the scorer gives other examples than for the first model.
+          CheckpointError: If the scorer returns other examples than for the first model.
         """
         found = self._scorer(path)
         if found.examples != self.examples or found.tasks != self.tasks:
@@ -427,7 +427,8 @@ class WithRecipes(searching.Measure):
         if arm.name not in self._recipes:
             return self._inner.merge(arm, options, examples)
         if arm.name not in self._known:
-            # On all examples at once: usually the merge takes longer than the scores.
+            # All examples are scored at once, because the merge usually takes longer than the
+            # scores.
             out = self._folder / "recipe"
             merge_recipe(read_file(self._recipes[arm.name]), out, run=self._run)
             try:

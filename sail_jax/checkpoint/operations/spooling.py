@@ -1,8 +1,8 @@
-"""Factors kept in a folder next to the output until all of them are known.
+"""Stores factors in a folder next to the output until all of them are known.
 
 The writer of a checkpoint must know all shapes before it begins, but the ranks of factors are known
-only after their computation. So factors go into the folder `.<name>.factors` first, one file for
-each change. An interrupted run finds them there.
+only after their computation. Factors are therefore first written to the folder `.<name>.factors`,
+one file for each change, where a resumed run finds them.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ _HEAD = "head.json"
 
 
 class FactorSpool:
-    """Factors in a folder, by name. It is a context manager, which keeps the folder's lock.
+    """Factors in a folder, by name, as a context manager that keeps the folder locked.
 
     It is also the sink of an executor. The executor reads `Factored` tensors, which store their
     factors here.
 
     Attributes:
-      finished: The names of the factors that an earlier run has kept.
+      finished: The names of the factors that an earlier run stored.
     """
 
     def __init__(self, out: Path, fingerprint: str, names: Sequence[str], resume: bool) -> None:
@@ -46,7 +46,7 @@ class FactorSpool:
           resume: Whether the files of an earlier run are used.
 
         Raises:
-          CheckpointError: If the folder is in use, or holds anything else.
+          CheckpointError: If the folder is in use, or contains anything else.
         """
         self._folder = out.with_name(f".{out.name}.factors")
         self._places = {name: f"{k}.safetensors" for k, name in enumerate(names)}
@@ -82,7 +82,7 @@ class FactorSpool:
         self.close()
 
     def close(self) -> None:
-        """Releases the lock; factors that were kept stay."""
+        """Releases the lock; stored factors are kept."""
         with contextlib.suppress(OSError, disk.StoreError):
             if os.listdir(self._folder) in ([], [_HEAD]):
                 self.remove()
@@ -91,7 +91,7 @@ class FactorSpool:
             os.close(lock)
 
     def keep(self, name: str, factors: Factors) -> None:
-        """Keeps factors in a file, which appears completely or not at all.
+        """Stores factors in a file, atomically.
 
         Args:
           name: Their name.
@@ -108,10 +108,10 @@ class FactorSpool:
         save_checkpoint(path, arrays)
 
     def write(self, name: str, array: np.ndarray, start: int = 0) -> None:
-        """Takes the rank of factors; their file has it as well."""
+        """Ignores the rank of factors, which their file also contains."""
 
     def done(self, name: str) -> None:
-        """Records that factors have been kept."""
+        """Records that factors have been stored."""
 
     def norms(self, name: str) -> tuple[int, float, float]:
         """Returns the rank of factors, the norm of their change, and the norm of their error.
@@ -150,24 +150,24 @@ class FactorSpool:
             like = kept.tensors[side]
         shape = like.shape[::-1] if transposed else like.shape
         load = functools.partial(_loaded, path, side, transposed)
-        # The factor is held twice: it may be transposed.
+        # The factor is in memory twice, because it may be transposed.
         span = 2 * math.prod(shape) * like.dtype.itemsize
         return LoadedTensor(key, like.dtype, shape, str(path), load, span)
 
     def remove(self) -> None:
-        """Removes the folder: the output is complete.
+        """Removes the folder after the output is complete.
 
         Raises:
           CheckpointError: If it cannot be removed.
         """
         with explained("remove", self._folder):
-            # The header goes last: it identifies the folder as ours.
+            # The header is removed last, because it identifies the folder as ours.
             for path in sorted(self._folder.iterdir(), key=lambda path: path.name == _HEAD):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
             self._folder.rmdir()
 
 
 def _loaded(path: Path, side: str, transposed: bool) -> np.ndarray:
-    """One factor in a file of a spool."""
+    """Returns one factor in a file of a spool."""
     array = load_checkpoint(path)[side]
     return array.T if transposed else array

@@ -1,4 +1,4 @@
-"""A checkpoint with another's tokenizer, and rows made for the tokens that it lacks."""
+"""Gives a checkpoint the tokenizer of another one, and makes rows for new tokens."""
 
 from typing import Literal
 
@@ -22,9 +22,9 @@ def transplant_checkpoint(
 ) -> Merged:
     """Writes a checkpoint with the tokenizer of another one.
 
-    Tokens that both have keep their rows of the embedding and of the head. For the donor's other
-    tokens, rows are made for the base. All other tensors stay unchanged, bit for bit. A recipe does
-    the same with passthrough of one model and `tokenizer: {source: DONOR, transplant: METHOD}`.
+    Tokens of both models keep their rows of the embedding and of the head. New rows are made for
+    the donor's other tokens. All other tensors stay unchanged, bit for bit. A recipe does the same
+    with passthrough of one model and `tokenizer: {source: DONOR, transplant: METHOD}`.
 
     Args:
       base: The checkpoint.
@@ -32,8 +32,8 @@ def transplant_checkpoint(
         read, and its head if both have a separate one.
       out: The path of the output; see `merge_recipe`.
       method: How rows are made: "omp" and "nearest" of `sail_jax.transplant`, "mean" of the rows
-        that stay, or "zero".
-      k: The most rows that one row is made from, by "omp" and "nearest".
+        that are kept, or "zero".
+      k: The largest number of rows from which one row is made, by "omp" and "nearest".
       pad_to_multiple_of: The number of rows is rounded up to a multiple of this. The rows after the
         last token are means of the others. None for no padding.
 
@@ -41,7 +41,7 @@ def transplant_checkpoint(
       The result.
 
     Raises:
-      ValueError: If a checkpoint lacks a tokenizer or an embedding, they share no token, or an
+      ValueError: If a checkpoint has no tokenizer or no embedding, they share no token, or an
         argument is invalid; RecipeError, CheckpointError and MergeError.
 
     References:

@@ -1,4 +1,4 @@
-"""Trial of a merge: the average of some models, run on a few examples before any is written."""
+"""Tries a merge: runs the average of some models on a few examples, without writing it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
@@ -20,7 +20,7 @@ from sail_jax.checks import argument
 from sail_jax.merging.tensors import bytes_of, read_whole
 
 Params = Mapping[str, Array]
-# The most bytes of examples.
+# The largest number of bytes of examples.
 MOST = 1 << 28
 
 
@@ -88,18 +88,18 @@ class Trial(NamedTuple):
 
 
 def read_examples(path: str | PathLike[str]) -> Examples:
-    """Reads examples from an .npz file; no pickles.
+    """Reads examples from an .npz file, without pickles.
 
     Args:
-      path: The file, of at most 256 MiB. It holds the arrays "tokens" or "inputs", and optionally
-        "labels". For CLIP it holds "inputs", which are images, and "tokens", a row for each class's
-        name.
+      path: The file, of at most 256 MiB. It contains the arrays "tokens" or "inputs", and
+        optionally "labels". For CLIP it contains "inputs", which are images, and "tokens", one row
+        per class name.
 
     Returns:
       The examples.
 
     Raises:
-      CheckpointError: If the file cannot be read, is too large, holds other arrays, or arrays of
+      CheckpointError: If the file cannot be read, is too large, contains other arrays, or arrays of
         other shapes and types; if there are fewer than two examples, or inputs that are not finite.
     """
     arrays = read_arrays(path)
@@ -141,7 +141,7 @@ def read_examples(path: str | PathLike[str]) -> Examples:
 
 
 def read_arrays(path: str | PathLike[str]) -> dict[str, np.ndarray]:
-    """Reads the arrays of an .npz file; no pickles.
+    """Reads the arrays of an .npz file, without pickles.
 
     Args:
       path: The file, of at most 256 MiB.
@@ -186,7 +186,7 @@ def try_average(
 ) -> Trial:
     """Measures the losses of some models and of their average, and the linearity of their outputs.
 
-    All models are in memory, in float32, and one more that is being run.
+    All models and their average are in memory, in float32.
 
     Args:
       paths: The checkpoints of the models.
@@ -226,7 +226,7 @@ def try_average(
         # Two models have a line between them; for several, only the mean is measured.
         points = np.full((1, len(models)), 1 / len(models))
         if len(models) == 2:
-            # Without the ends: `simplex_barrier` measures the models themselves, too.
+            # The ends are omitted, because `simplex_barrier` also measures the models themselves.
             points = np.stack([a := np.linspace(0.1, 0.9, 9), 1 - a], -1)
         hump = probe.simplex_barrier(loss, models, data, points, batch_size=batch_size)
     except (TypeError, LookupError, ValueError) as error:
@@ -274,7 +274,8 @@ def running(
     logits, labels = family.logits, examples.labels
     _check_tokens(examples, settings)
     if labels is None and family.causal and examples.inputs.ndim == 2:
-        # A causal model predicts the next token; the last one has none, and -100 is ignored.
+        # A causal model predicts the next token. The last position has no next token, and its label
+        # -100 is ignored.
         labels = np.pad(examples.inputs[:, 1:].astype(int), ((0, 0), (0, 1)), constant_values=-100)
     data = {"inputs": jnp.asarray(examples.inputs)}
     data |= {} if labels is None else {"labels": jnp.asarray(labels)}
@@ -296,7 +297,7 @@ def running(
         return logits(params, settings, inputs(batch), see), seen
 
     try:
-        # Shapes show whether the examples fit, before anything is compiled or run.
+        # Shapes show whether the examples are valid, before anything is compiled or run.
         shape = jax.eval_shape(network, models[0], data)[0].shape
         if labels is not None and labels.shape != shape[:-1]:
             raise ValueError(f"labels {list(labels.shape)} do not fit outputs {list(shape)}")
@@ -313,7 +314,7 @@ def _inputs(
     config: Mapping[str, Any],
     examples: Examples,
 ) -> Callable[[Any], Any]:
-    """The inputs of an architecture's forward pass, from a batch."""
+    """Returns the inputs of an architecture's forward pass, from a batch."""
     if family.name == "clip":
         texts = examples.texts
         if texts is None:
@@ -343,7 +344,7 @@ def _inputs(
 
 
 def unfit(path: str | PathLike[str], error: Exception) -> CheckpointError:
-    """Makes the error for examples that do not fit a model."""
+    """Makes the error for examples that are invalid for a model."""
     said = " ".join(str(error).split())
     return CheckpointError(f"these examples cannot be run through {path}: {said}")
 
@@ -353,7 +354,7 @@ def _load(
     config: Mapping[str, Any] | None,
     run: RunOptions,
 ) -> tuple[list[dict[str, Array]], Mapping[str, Any]]:
-    """All models in memory, floating tensors in float32, and their configuration."""
+    """Returns all models in memory, floating tensors in float32, and their configuration."""
     models = []
     check_there(paths, offline=run.offline)
     for path in paths:
@@ -370,7 +371,7 @@ def _load(
 def _check_tokens(examples: Examples, config: Mapping[str, Any]) -> None:
     """Raises CheckpointError for tokens beyond the vocabulary.
 
-    JAX clips indices that are out of range, so there would still be a loss.
+    JAX clips indices that are out of range, so the loss would be wrong without an error.
     """
     of_text = config if examples.texts is None else config.get("text_config") or {}
     rows, tokens = of_text.get("vocab_size"), examples.inputs
@@ -382,7 +383,7 @@ def _check_tokens(examples: Examples, config: Mapping[str, Any]) -> None:
 
 
 def _cross_entropy(logits: Array, labels: ArrayLike) -> Float[Array, "example"]:
-    """The cross-entropy of each example: the mean over its labels that count."""
+    """Returns the cross-entropy of each example: the mean over its labels that count."""
     y = jnp.asarray(labels)
     counts = y >= 0
     logs = jax.nn.log_softmax(logits.astype(jnp.float32))

@@ -1,6 +1,6 @@
-"""Mixtures of experts made from dense checkpoints: planned from shapes, certified, written.
+"""Makes mixtures of experts from dense checkpoints: plans from shapes, certifies, and writes.
 
-Unchanged tensors are copied, and read once for each expert that has them. Random tensors are
+Unchanged tensors are copied, and read once for each expert that uses them. Random tensors are
 computed as they are read. Routers made from prompts are computed before anything is written, from
 one tensor of the base at a time.
 """
@@ -66,7 +66,7 @@ class Upcycled(Result):
 
     Attributes:
       config: The configuration of the mixture.
-      agreement: How much its outputs differ from the dense network's; empty if they were not
+      agreement: The differences between its outputs and the dense network's; empty if they were not
         compared.
       verdict: Whether the function of the dense network is preserved, according to the run.
     """
@@ -78,7 +78,7 @@ class Upcycled(Result):
 
 @dataclass(frozen=True, kw_only=True)
 class Upcycling(Ready[Upcycled]):
-    """A mixture before its execution: everything is known except the experts' values.
+    """A mixture before its execution, when everything is known except the values of the experts.
 
     Attributes:
       mixture: The description of the mixture.
@@ -211,8 +211,8 @@ def upcycle_checkpoint(
     """Makes a mixture of experts from dense checkpoints, tensor by tensor.
 
     The output has a config.json, the base's plain files, a model card, and an upcycling.json. This
-    file records the operations, and whether a run of both networks shows that they compute the
-    same.
+    file records the operations, and whether a run of both networks shows that they compute the same
+    function.
 
     Args:
       mixture: The description of the mixture: the text of a file in mergekit-moe's format, or a
@@ -227,8 +227,8 @@ def upcycle_checkpoint(
       The result.
 
     Raises:
-      ValueError: If a network is missing or does not fit, CheckpointError and MergeError; or if the
-        caller requests a run that cannot agree.
+      ValueError: If a network is missing or incompatible, CheckpointError and MergeError; or if the
+        caller requests a certificate that cannot hold.
 
     >>> import tempfile
     >>> import numpy as np
@@ -254,7 +254,7 @@ def upcycle_checkpoint(
 
 
 def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
-    """CheckpointError if a network's experts are computed differently from the base's."""
+    """Raises a CheckpointError if a network computes experts differently from the base."""
     for entry, default in (("model_type", None), ("hidden_act", "silu")):
         a, b = base.get(entry, default), own.get(entry, default)
         if own and a != b:
@@ -262,7 +262,7 @@ def _check_alike(base: Config, own: Config, path: object, name: str) -> None:
 
 
 def _records(experts: Sequence[mixtures.Expert]) -> list[dict[str, Any]]:
-    """The records of experts in upcycling.json, without their place in the file."""
+    """Makes the records of experts in upcycling.json, without their position in the file."""
     bare = (expert.model_copy(update={"where": ()}) for expert in experts)
     return [
         {name: str(x) if name == "source_model" else x for name, x in expert if x != ()}
@@ -281,7 +281,7 @@ def _with_shared(mixture: Mixture, config: Config) -> Mixture:
 
 
 def _rows(mixture: Mixture, base: Checkpoint, config: Config, max_memory: int | None) -> np.ndarray:
-    """The rows of the routers, `(layer, expert, width)`."""
+    """Returns the rows of the routers, `(layer, expert, width)`."""
     layers, width = config.get("num_hidden_layers"), config.get("hidden_size")
     for name, value in (("num_hidden_layers", layers), ("hidden_size", width)):
         if type(value) is not int or not 1 <= value < 1 << 24:
@@ -328,7 +328,7 @@ def _room(
     base: Checkpoint, config: Config, prompts: Sequence[routers.Prompts], table: str,
     max_memory: int | None,
 ) -> dict[str, int]:  # fmt: skip
-    """Memory arguments of `hidden`: CheckpointError if the longest prompt needs more."""
+    """Computes memory arguments of `hidden`; raises a CheckpointError if a prompt is too long."""
     if max_memory is None:
         return {}
     largest = max(math.prod(x.shape) for name, x in base.tensors.items() if name != table)
@@ -345,7 +345,7 @@ def _room(
 
 
 class _Read(Mapping[str, np.ndarray]):
-    """Tensors by name, read on demand and not kept."""
+    """Tensors by name, which are read on demand and not kept."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -364,7 +364,7 @@ Encode = Callable[[str], list[int]]
 
 
 def _encoder(base: Checkpoint) -> Encode:
-    """The function that tokenises text with the base's tokenizer, which is read on first use."""
+    """Returns a function that tokenises text with the base's tokenizer, read on first use."""
 
     def encode(text: str) -> list[int]:
         remedy = "give prompts as lists of tokens"
@@ -380,10 +380,10 @@ def _encoder(base: Checkpoint) -> Encode:
             tokenizer = tokenizers.Tokenizer.from_str(
                 content(base.extras["tokenizer.json"]).decode()
             )
-        # The package raises plain Exception.
+        # The package raises bare Exception.
         except Exception as error:
             raise CheckpointError(f"{base.path}: tokenizer.json cannot be read: {error}") from error
-        # mergekit-moe adds the token that begins a text before each prompt.
+        # mergekit-moe prepends the beginning-of-sequence token to each prompt.
         first = config_of(base.extras, "tokenizer_config.json").get("bos_token") or ""
         first = first.get("content", "") if isinstance(first, dict) else first
         return tokenizer.encode(f"{first}{text}", add_special_tokens=False).ids
@@ -392,7 +392,7 @@ def _encoder(base: Checkpoint) -> Encode:
 
 
 def _tokens(prompt: str | tuple[int, ...], encode: Encode, vocabulary: int) -> list[int]:
-    """The tokens of a prompt; each must have an embedding."""
+    """Returns the tokens of a prompt; each must have an embedding."""
     tokens = encode(prompt) if isinstance(prompt, str) else list(prompt)
     if far := [token for token in tokens if token >= vocabulary]:
         raise CheckpointError(
@@ -403,7 +403,7 @@ def _tokens(prompt: str | tuple[int, ...], encode: Encode, vocabulary: int) -> l
 
 
 def _mark(mixture: Mixture, made: upcycling.Plan) -> str:
-    """Identifies this mixture: a resumed run must get the same mark."""
+    """Computes a mark that identifies this mixture, which a resumed run must reproduce."""
     about = [mixture.seed, mixture.dtype, made.config]
     mark = hashlib.sha256(json.dumps(about, default=repr).encode())
     for name, part in made.parts.items():
@@ -415,14 +415,14 @@ def _mark(mixture: Mixture, made: upcycling.Plan) -> str:
 
 
 def _parts(part: upcycling.Part | upcycling.Joined) -> tuple[upcycling.Part, ...]:
-    """The parts of a tensor, most often itself."""
+    """Returns the parts of a tensor, most often itself."""
     return part.parts if isinstance(part, upcycling.Joined) else (part,)
 
 
 def _view(
     models: list[Checkpoint], made: upcycling.Plan, mixture: Mixture, mark: str, run: RunOptions
 ) -> View:
-    """The mixture as a checkpoint, in the dtype of the output."""
+    """Returns the mixture as a checkpoint, in the dtype of the output."""
     programs, tensors = Programs(), {}
 
     def tensor(name: str, part: upcycling.Part) -> Tensor:
@@ -444,7 +444,7 @@ def _view(
     dtype = None if mixture.dtype is None else DTYPES[mixture.dtype]
     config = dict(made.config)
     view = View(models, tensors, config, dtype)
-    # The dtype, and other entries that the tensors show.
+    # The dtype, and other entries that the tensors determine.
     config, _ = following(config, {work.name: work for work in view.works()})
     view.extras["config.json"] = json.dumps(config, indent=2).encode() + b"\n"
     return view

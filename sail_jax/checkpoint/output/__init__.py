@@ -1,1 +1,1 @@
-"""Checkpoints written completely or not at all, by runs that can be resumed."""
+"""Atomic writing of checkpoints, by runs that can be resumed."""

@@ -1,7 +1,7 @@
-"""Weights written in codes of FP8: a sink between the executor and the writer.
+"""Writes weights in codes of FP8, as a sink between the executor and the writer.
 
 A scale is the largest entry of its block divided by 448. So a block must be complete before its
-first code is known. Entries come in runs, in any order. Complete blocks become codes at once. The
+first code is known. Entries come in runs, in any order. Complete blocks are coded immediately. The
 other entries wait in strips: all columns of the rows that share a scale. A strip too large for
 memory waits in an unnamed file.
 """
@@ -28,9 +28,10 @@ from sail_jax.merging.work import Work
 
 _F8 = np.dtype(ml_dtypes.float8_e4m3fn)
 _LARGEST = np.float32(448)
-# How many entries become codes at once. Their intermediate results fit in a core's cache.
+# The number of entries that are coded at once. Their intermediate results fit in the cache of a
+# core.
 _BLOCK = 1 << 17
-# The most bytes of a strip that waits in memory.
+# The largest number of bytes of a strip that waits in memory.
 _STRIP = 8 << 20
 
 HELD = _STRIP + 64 * _BLOCK
@@ -40,7 +41,7 @@ HELD = _STRIP + 64 * _BLOCK
 def codes_of(values: np.ndarray) -> np.ndarray:
     """Rounds numbers to float8_e4m3fn, to nearest with ties to even, clipped at 448.
 
-    ml_dtypes rounds one number at a time, and turns numbers beyond 448 into NaN.
+    ml_dtypes rounds one number at a time, and converts numbers beyond 448 to NaN.
 
     Args:
       values: Finite numbers in float32.
@@ -49,7 +50,8 @@ def codes_of(values: np.ndarray) -> np.ndarray:
       The codes as bytes, of the same shape.
     """
     bits = np.minimum(np.abs(values), _LARGEST).view(np.uint32)
-    # Three bits of the significand stay. The added term carries into them if it rounds up.
+    # Three bits of the significand are kept. The added term carries into them if the number is
+    # rounded up.
     whole = bits >> np.uint32(20)
     whole &= np.uint32(1)
     whole += bits
@@ -101,7 +103,7 @@ class _Waiting:
 
 
 class _Weight:
-    """A weight: takes entries and passes on codes."""
+    """A weight, which receives entries and passes on codes."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class _Weight:
         if math.prod(grid) == 1:
             # Matrices that share one scale count as one matrix.
             self._rows = math.prod(work.shape[:-1])
-        # How many rows and columns share a scale.
+        # The number of rows and columns that share a scale.
         self._high = min(layout.rows or self._rows, self._rows)
         self._wide = min(layout.columns or self._columns, self._columns)
         self.scales = np.ones(grid, layout.dtype)
@@ -126,12 +128,12 @@ class _Weight:
         self._square = self._missed = self._largest = 0.0
 
     def error(self) -> CodingError:
-        """How much the codes differ from the entries."""
+        """Returns the difference between the codes and the entries."""
         relative = math.sqrt(self._missed / self._square) if self._square else 0.0
         return CodingError(relative, self._largest)
 
     def take(self, entries: np.ndarray, start: int) -> None:
-        """Takes entries and turns complete strips into codes."""
+        """Receives entries, and codes complete strips."""
         matrix, strip = self._rows * self._columns, self._high * self._columns
         with self._lock, explained("write", self._folder, kept=True):
             while entries.size:
@@ -150,7 +152,7 @@ class _Weight:
                 entries, start = entries[count:], start + count
 
     def _keep(self, number: int, size: int, entries: np.ndarray, offset: int, start: int) -> None:
-        """Keeps entries of a strip, which becomes codes when it is complete."""
+        """Stores entries of a strip, which is coded when it is complete."""
         waiting = self._waiting.get(number)
         if waiting is None:
             waiting = self._waiting[number] = _Waiting(size, self._dtype, self._folder)
@@ -193,12 +195,12 @@ class _Weight:
     def _read(
         self, get: Callable[[int, int], np.ndarray], at: int, count: int, strips: int
     ) -> np.ndarray:
-        """Entries in float32, as (strip, row, column)."""
+        """Returns entries in float32, as (strip, row, column)."""
         with np.errstate(over="ignore"):
             return get(at, count).astype(np.float32).reshape(strips, -1, self._columns)
 
     def _scaled(self, peaks: np.ndarray) -> np.ndarray:
-        """The scales of blocks from their largest entries; 1 for a block of zeros."""
+        """Returns the scales of blocks from their largest entries; 1 for a block of zeros."""
         if not np.isfinite(peaks).all():
             raise CheckpointError(
                 f"{self._name} has NaN or infinity, which FP8 (requantize) cannot store"
@@ -217,7 +219,7 @@ class _Weight:
         return np.where(peaks == 0, np.ones((), dtype), scales).astype(dtype)
 
     def _coded(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-        """The codes of entries. Adds up their differences from the entries."""
+        """Returns the codes of entries, and adds up their errors."""
         with np.errstate(over="ignore"):
             codes = codes_of(values / scales)
         wide = values.astype(np.float64).reshape(-1)
@@ -257,7 +259,7 @@ class Coding:
     """
 
     def __init__(self, writer: Writer, codes: Requantisation, works: Sequence[Work]) -> None:
-        """Reads which tensors an earlier run finished.
+        """Finds the tensors that an earlier run finished.
 
         Args:
           writer: The writer of the tensors that `wanted` lists.
@@ -269,7 +271,7 @@ class Coding:
         self._weights: dict[str, _Weight] = {}
         self._lock = threading.Lock()
         noted = self._noted()
-        # A run that was killed after the output was renamed has nothing left to do here.
+        # Nothing remains to be done if a run was killed after the output was renamed.
         whole = writer.unchanged and writer.finished == frozenset(wanted(works, codes))
         self.finished = frozenset(
             name
@@ -279,10 +281,10 @@ class Coding:
         codes.errors.update({n: x for n, x in noted.items() if n in self.finished})
 
     def _noted(self) -> dict[str, CodingError]:
-        """The errors that an earlier run recorded for its finished weights."""
+        """Returns the errors that an earlier run recorded for its finished weights."""
         found = {}
         for line in self._writer.lines(ERRORS):
-            # The last line of a run that was killed may be torn.
+            # The last line of a run that was killed may be incomplete.
             with contextlib.suppress(ValueError, TypeError, KeyError):
                 name, relative, largest = json.loads(line)
                 layout = self._codes.layouts[name]
@@ -291,7 +293,7 @@ class Coding:
         return found
 
     def _weight(self, name: str) -> _Weight:
-        """The weight with this name."""
+        """Returns the weight with this name."""
         with self._lock:
             if name not in self._weights:
 
@@ -315,7 +317,7 @@ class Coding:
           start: The index of the first of them in the flat tensor.
 
         Raises:
-          CheckpointError: As `Writer.write` does, and for entries without a code.
+          CheckpointError: As `Writer.write` does, and for entries that cannot be coded.
         """
         if name in self._codes.layouts:
             self._weight(name).take(array.reshape(-1), start)

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
     Attributes:
       start: The index of the first entry.
-      count: How many entries there are.
+      count: The number of entries.
       digest: The `digest` of their bytes.
     """
 
@@ -48,8 +48,8 @@ def digest(data: np.ndarray) -> int:
     """
     count = data.size // (8 * _PAGE)
     pages = data[: count * 8 * _PAGE].view(np.uint64).reshape(count, _PAGE).sum(1)
-    # Odd numbers have an inverse modulo 2^64: no change of a single page's sum is lost. They
-    # differ, so swapped pages show.
+    # Odd numbers have an inverse modulo 2^64, so a change of a single page's sum is always
+    # detected. They differ, so swapped pages are detected, too.
     weights = np.arange(1, 2 * count, 2, dtype=np.uint64)
     # The size is the initial value of the CRC: zeros of another length have another digest.
     rest = zlib.crc32(data[count * 8 * _PAGE :].data, data.size & 0xFFFFFFFF)
@@ -57,13 +57,13 @@ def digest(data: np.ndarray) -> int:
 
 
 def _line(record: Mapping[str, Any]) -> bytes:
-    """A line of the journal: the CRC-32 of a record, then the record as JSON."""
+    """Makes a line of the journal: the CRC-32 of a record, followed by the record as JSON."""
     text = json.dumps(record, separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record in a line, or None if the line is torn or damaged."""
+    """Returns the record in a line, or None if the line is incomplete or damaged."""
     mark, _, text = line.partition(b" ")
     try:
         if mark != b"%08x" % zlib.crc32(text):
@@ -79,7 +79,7 @@ class Journal:
     The first line is the header, which identifies the output.
 
     Attributes:
-      path: Where the file lies.
+      path: The path of the file.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Journal:
         """Starts a new journal, replacing an earlier one.
 
         Args:
-          path: Where the file lies.
+          path: The path of the file.
           head: The header.
           lines: Records of the earlier journal that are still valid.
 
@@ -102,10 +102,10 @@ class Journal:
 
     @staticmethod
     def read(path: Path) -> tuple[dict[str, Any], dict[str, list[Piece]], int | None]:
-        """Reads a journal and ignores torn or damaged lines.
+        """Reads a journal, ignoring incomplete or damaged lines.
 
         Args:
-          path: Where the file lies.
+          path: The path of the file.
 
         Returns:
           The header; the pieces of each finished tensor, by name; and the inode number of the
@@ -148,21 +148,22 @@ class Journal:
     def _add(self, record: Mapping[str, Any]) -> None:
         line = _line(record)
         with explained("write", self.path, kept=True):
-            # A line cut short, for example by a full disk, must not swallow the next line.
+            # An incomplete line, for example after a full disk, must not be joined with the next
+            # line.
             if os.write(self._fd, line) != len(line):
                 os.write(self._fd, b"\n")
                 raise CheckpointError(f"cannot write {self.path}: the disk is full")
 
     def close(self) -> None:
         """Closes the file; closing it again does nothing."""
-        # The attribute is cleared first, as an interrupt may come before the next line.
+        # The attribute is cleared first, because an interrupt may come before the next line.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
 
 def _is_piece(piece: object) -> bool:
-    """Whether a value from a record has the three numbers of a `Piece`."""
+    """Checks whether a value from a record has the three numbers of a `Piece`."""
     return (
         isinstance(piece, list)
         and len(piece) == 3
@@ -175,7 +176,7 @@ def gap(pieces: list[Piece], numel: int) -> str:
 
     Args:
       pieces: The pieces, in order of their first entries.
-      numel: How many entries the tensor has.
+      numel: The number of entries of the tensor.
 
     Returns:
       The first gap or overlap, for messages; "" if there is none.

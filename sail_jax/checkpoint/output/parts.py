@@ -1,8 +1,8 @@
-"""An output made in parts. Each part is a process, perhaps on its own host.
+"""Makes an output in parts, each by a process, possibly on its own host.
 
-A part owns whole files of the output. Two processes never write to one file, because shared file
-systems guarantee little for that. Parts are consecutive runs of files with about equal bytes. All
-parts work in the folder of unfinished work, which all hosts must see:
+A part consists of whole files of the output. Two processes never write to one file, because shared
+file systems guarantee little in that case. Parts are consecutive runs of files of about equal size.
+All parts work in the folder of unfinished work, which must be visible to all hosts:
 
 - `data/`: the files of all parts.
 - `parts/N/journal`: the header of part N, its finished tensors, and whether it is complete.
@@ -11,8 +11,7 @@ parts work in the folder of unfinished work, which all hosts must see:
 - `parts/N/errors`, `parts/N/measured`: the files that `writer` describes.
 
 A merge with statistics over the tree, such as TIES, continues in each part once all parts have
-written theirs. A waiting part reports what it waits for. It gives up if the other part shows no
-sign of life.
+written theirs. A waiting part reports what it waits for. It stops if the other part is inactive.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ from sail_jax.checks import argument
 FOLDER = "parts"
 """The folder of all parts, within the folder of unfinished work."""
 ALIVE, STATISTICS = "alive", "statistics"
-# Seconds between two signs of life, and between two checks of the other parts.
+# Seconds between two updates of `alive`, and between two checks of the other parts.
 _SIGN, _LOOK = 5.0, 1.0
 # The bytes of the checksum that precedes arrays.
 _SEAL = hashlib.sha256().digest_size
@@ -60,7 +59,7 @@ class Part(NamedTuple):
 
 
 class WaitedError(CheckpointError):
-    """Raised when a part has waited for others in vain."""
+    """Raised when a part has waited too long for other parts."""
 
 
 def checked(part: Sequence[int]) -> Part:
@@ -99,7 +98,7 @@ def divided(sizes: Sequence[int], count: int) -> list[int]:
     """
 
     def filled(most: int) -> list[int]:
-        """Runs of at most this many bytes, each as long as possible."""
+        """Divides into runs of at most this many bytes, each as long as possible."""
         runs, run, room = [], 0, most
         for place, size in enumerate(sizes):
             # Each later run gets at least one file.
@@ -298,7 +297,7 @@ def several(numbers: Sequence[int], count: int) -> str:
 
 
 def _check_same(head: Mapping[str, Any], other: Mapping[str, Any], who: str, partial: Path) -> None:
-    """Raises CheckpointError if two headers belong to different outputs."""
+    """Raises a CheckpointError if two headers belong to different outputs."""
     if any(other.get(key) != head[key] for key in ("format", "fingerprint", "layout")):
         raise CheckpointError(
             f"{who} belongs to another run: the recipe, the files or an input differ; remove "
@@ -330,8 +329,8 @@ def check_beside(partial: Path, number: int, part: Part, head: Mapping[str, Any]
       head: The header of this part's journal.
 
     Raises:
-      CheckpointError: If it is of another output or another number of parts, or was made with other
-        versions.
+      CheckpointError: If it belongs to another output or another number of parts, or was made with
+        other versions.
     """
     path = place(partial, number) / "journal"
     if path.is_file():
@@ -373,7 +372,7 @@ def others(partial: Path, part: Part) -> list[int]:
 
 
 def _count(head: Mapping[str, Any]) -> int:
-    """The number of parts, from a part's journal."""
+    """Returns the number of parts, from a part's journal."""
     match head.get("part"):
         case [int(), int(count)]:
             return count
@@ -381,7 +380,7 @@ def _count(head: Mapping[str, Any]) -> int:
 
 
 def _unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """The versions in which two headers differ."""
+    """Returns the versions in which two headers differ."""
     one, other = (x.get("versions") or {} for x in (a, b))
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     return ", ".join(f"{name} {one.get(name)} and {other.get(name)}" for name in names)
@@ -403,14 +402,14 @@ class Gathering:
         patience: float,
         waiting: Callable[[str], None],
     ) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading any files.
 
         Args:
           partial: The folder of unfinished work.
           part: This part.
           owners: The index of its part for each tensor.
           head: The header of this part's journal.
-          patience: How many seconds it waits for parts without a sign of life.
+          patience: The number of seconds that it waits for an inactive part.
           waiting: Called regularly with the missing parts.
         """
         self._partial, self._part, self._owners, self._head = partial, part, owners, head
@@ -446,7 +445,7 @@ class Gathering:
           The arrays of each part, by its index.
 
         Raises:
-          WaitedError: If another part gave no sign of life for too long.
+          WaitedError: If another part was inactive for too long.
           CheckpointError: If another part belongs to another output, or writing fails.
         """
         brought: dict[int, list[np.ndarray]] = {}
@@ -472,7 +471,7 @@ class Gathering:
         return brought
 
     def _path(self, k: int, what: str) -> Path:
-        """The file with a part's arrays."""
+        """Returns the file with a part's arrays."""
         return place(self._partial, k + 1) / STATISTICS / what
 
     def _check(self, k: int) -> None:
@@ -482,14 +481,14 @@ class Gathering:
             self._trusted.add(k)
 
     def _wait(self, missing: Iterable[int], signs: dict[int, tuple[int | None, float]]) -> None:
-        """Waits a moment; WaitedError if a part has given no sign of life for too long."""
+        """Waits a moment; raises a WaitedError if a part was inactive for too long."""
         now, lost = time.monotonic(), []
         for k in missing:
             try:
                 sign = os.stat(place(self._partial, k + 1) / ALIVE).st_mtime_ns
             except OSError:
                 sign = None
-            # Only this host's clock counts, because other hosts' clocks may differ.
+            # Only this host's clock is used, because other hosts' clocks may differ.
             if k not in signs or signs[k][0] != sign:
                 signs[k] = sign, now
             if now - signs[k][1] >= self._patience:

@@ -1,6 +1,6 @@
-"""The writer of checkpoints. It takes tensors in any order, from any thread, and can be resumed.
+"""Writes checkpoints. A writer receives tensors in any order, from any thread, and can be resumed.
 
-An output appears completely or not at all. The work happens next to it, in `.<name>.partial`:
+An output is written atomically. Unfinished work is in the folder `.<name>.partial` next to it:
 
 - `journal`: the identity of the output, and its complete tensors.
 - `data/`: the output, every file at its full size from the start.
@@ -48,7 +48,7 @@ from sail_jax.checkpoint.output.parts import Part
 from sail_jax.checks import argument, as_path, described, storage
 from sail_jax.merging.tensors import Shape
 
-# The bytes of a tensor that share one digest.
+# The number of bytes of a tensor that share one digest.
 _PIECE = 1 << 22
 ERRORS = "errors"
 """The file with the errors of weights in codes, within the folder of unfinished work."""
@@ -68,21 +68,22 @@ def laid_out(
     shard_bytes: int,
     metadata: Mapping[str, str] | None = None,
 ) -> tuple[Format, Layout]:
-    """Lays out an output; see `Writer`.
+    """Computes the layout of an output; see `Writer`.
 
     Args:
-      out: Where the output goes.
+      out: The path of the output.
       tensors: The dtype and shape of each tensor by name, in the order of the output.
       format: The name of the format.
       file: The name of the one file in a folder.
-      shard_bytes: The most bytes in a file of a folder of safetensors.
+      shard_bytes: The largest number of bytes in a file of a folder of safetensors.
       metadata: Text by key that the format stores.
 
     Returns:
       The format and the layout.
 
     Raises:
-      CheckpointError: If no output can have this format, or the format cannot hold the tensors.
+      CheckpointError: If no output can have this format, or the format does not support the
+        tensors.
     """
     check_written(format)
     own = of_output(out)
@@ -129,7 +130,7 @@ def _differing(earlier: object, now: Mapping[str, str]) -> str:
 
 
 def _holds(path: Path, data: bytes | Path) -> bool:
-    """Whether a file has this content."""
+    """Checks whether a file has this content."""
     with explained("read", path):
         content = data.read_bytes() if isinstance(data, Path) else data
         return path.is_file() and path.read_bytes() == content
@@ -139,7 +140,7 @@ _EXISTS = "exists already; choose another place for the output"
 
 
 class DiffersError(CheckpointError):
-    """Raised if a finished output of an earlier run holds other values."""
+    """Raised if a finished output of an earlier run has different values."""
 
 
 class Writer:
@@ -148,11 +149,11 @@ class Writer:
     If the name of `out` ends in the suffix of a written format, such as .npz, the output is one
     file; otherwise it is a folder. Call `write` and `done` for each tensor, then `commit`.
 
-    It is a context manager. Leaving it before `commit` keeps the unfinished work, for a later run
-    to resume. Tensors may be written by several threads.
+    It is a context manager. If it ends before `commit`, the unfinished work is kept, for a later
+    run to resume. Tensors may be written by several threads.
 
     Attributes:
-      out: Where the output goes.
+      out: The path of the output.
       partial: The folder of unfinished work, or the part's folder within it.
       folder: Whether the output is a folder. A single file has no extras.
       finished: The names of the tensors that an earlier run completed; all tensors when parts are
@@ -194,10 +195,10 @@ class Writer:
         join: bool = False,
         belongs: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """Claims the output's place, and reads the state of an earlier run.
+        """Reserves the path of the output, and reads the state of an earlier run.
 
         Args:
-          out: Where the output goes.
+          out: The path of the output.
           tensors: The dtype and shape of each tensor by name, in the order of the output.
           fingerprint: A text that identifies the work. Unfinished work is resumed only if its
             fingerprint is equal.
@@ -207,8 +208,8 @@ class Writer:
             folder.
           file: The name of the single file in a folder, which then has no shards. The default is
             the format's usual name.
-          shard_bytes: The most bytes in a file of a folder of safetensors; a larger tensor has a
-            file to itself.
+          shard_bytes: The largest number of bytes in a file of a folder of safetensors; a larger
+            tensor gets its own file.
           metadata: Text by key that the format stores; orbax and msgpack cannot store any.
           resume: Whether unfinished work with the same fingerprint and tensors is continued. A
             finished output with these tensors is compared with the new values.
@@ -218,16 +219,16 @@ class Writer:
             `tensors`. A folder is copied into the output under its own name. `format` and
             `metadata` are ignored.
           record: Whether a folder gets the record by which `force` recognises it later.
-          force: Whether an unchanged output with such a record is replaced. It stays until the new
-            one is complete.
+          force: Whether an unchanged output with such a record is replaced. It is kept until the
+            new one is complete.
           part: Which part of the output is written; see `parts`. None for all of it.
           join: Whether all parts have been written, and `commit` joins them.
           belongs: Tensors that must be in the same part as another one, by name.
 
         Raises:
-          CheckpointError: If `out` is taken or in use, the disk lacks space for it, or the format
-            cannot hold the tensors; or if a part to be joined is missing, unfinished, or belongs
-            to another output. These checks come before any computation.
+          CheckpointError: If `out` exists or is in use, there is not enough space on the disk, or
+            the format does not support the tensors; or if a part to be joined is missing,
+            unfinished, or belongs to another output. These checks come before any computation.
         """
         self.out = out = Path(out)
         wanted, folder = _checked(tensors), of_output(out) is None
@@ -293,7 +294,7 @@ class Writer:
             raise
 
     def _in(self, partial: Path, part: Part) -> None:
-        """Claims the folder of a part within the folder of unfinished work."""
+        """Reserves the folder of a part within the folder of unfinished work."""
         with explained("write", partial):
             names = {path.name for path in partial.iterdir() if not path.name.endswith(".part")}
             if strange := names - {"data", parts.FOLDER}:
@@ -307,7 +308,7 @@ class Writer:
             self._locks.append(hold(self.partial, f"{part} of {self.out}"))
 
     def _joins(self, head: dict[str, Any], resume: bool) -> None:
-        """Takes over the finished parts, or detects that an earlier call has joined them."""
+        """Adopts the finished parts, or detects that an earlier call has joined them."""
         partial, layout = self.partial, self._layout
         self._put_back()
         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
@@ -315,7 +316,8 @@ class Writer:
             inode = self.out.stat().st_ino if taken(self.out) else None
         try:
             if (partial / "journal").exists() and not self._payload.exists():
-                # Killed between renaming and cleaning up, or the output was removed since.
+                # The run was killed between renaming and cleaning up, or the output was removed
+                # since.
                 if inode is None or Journal.read(partial / "journal")[2] != inode:
                     raise CheckpointError(f"{partial} has lost its parts' files; remove it")
                 self.unchanged = True
@@ -339,7 +341,7 @@ class Writer:
           file: The name of the file, `ERRORS` or `MEASURED`.
 
         Yields:
-          The lines. The last line of a killed run may be torn.
+          The lines. The last line of a killed run may be incomplete.
         """
         folders = sorted((self.partial / parts.FOLDER).glob("*")) if self._join else [self.partial]
         for folder in folders:
@@ -369,7 +371,7 @@ class Writer:
         self.close()
 
     def close(self) -> None:
-        """Closes all files and releases the lock; unfinished work stays and can be resumed."""
+        """Closes all files and releases the lock; unfinished work is kept and can be resumed."""
         with contextlib.suppress(OSError, disk.StoreError):  # commit raises it
             self._flusher.close()
         with contextlib.suppress(disk.StoreError):  # the next run does it
@@ -395,11 +397,11 @@ class Writer:
             files.OPEN.forget((self, self._inodes.popitem()[0]))
 
     def _use(self, file: str) -> AbstractContextManager[int]:
-        """Lends the descriptor of an allocated file of the output."""
+        """Yields the descriptor of an allocated file of the output."""
         return files.OPEN.use((self, file), lambda: self._again(file))
 
     def _opened(self, file: str) -> int:
-        """Opens a file of the output, for the first time."""
+        """Opens a file of the output for the first time."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(self._root / file, flags, 0o666)
 
@@ -432,7 +434,8 @@ class Writer:
             previous, pieces, inode = Journal.read(path)
             old = previous == head
             if inode is not None and not self._payload.exists():
-                # Killed between renaming and cleaning up, or the output was removed since.
+                # The run was killed between renaming and cleaning up, or the output was removed
+                # since.
                 with contextlib.suppress(OSError):
                     if old and resume and exists and self.out.stat().st_ino == inode:
                         self._done, self.finished = set(self._wanted), frozenset(self._wanted)
@@ -446,7 +449,7 @@ class Writer:
             try:
                 if self._force:
                     written.check_own(self.out)
-                # Only some parts would compare an output that is to be replaced.
+                # Otherwise only some parts would compare the output that is to be replaced.
                 compared = resume and not (self._force and self._part)
                 if not names and compared and self._is_there():
                     self.unchanged = True
@@ -488,19 +491,21 @@ class Writer:
             if not names:
                 self._journal = Journal(path, head)
             if self._part is not None:
-                # After writing the journal: of two conflicting parts, one then sees the other.
+                # This check comes after writing the journal: of two conflicting parts, one then
+                # detects the other.
                 above = self.partial.parents[1]
                 for number in parts.others(above, self._part):
                     parts.check_beside(above, number, self._part, head)
                 self._living.enter_context(parts.alive(self.partial))
-            # Files first: the journal's digests are compared with their bytes.
+            # Files come first, because the digests of the journal are compared with their bytes.
             self._allocate(kept=bool(names))
             valid = {n: p for n, p in pieces.items() if n in self._wanted and self._verified(n, p)}
             if names:
                 lines = [{"name": name, "pieces": p} for name, p in valid.items()]
                 self._journal = Journal(path, head, lines)
         except BaseException:
-            # Nothing was computed yet, so no trace stays. Removing the folder needs a descriptor.
+            # Nothing was computed yet, so no files are left. Removing the folder requires a
+            # descriptor.
             self._close_files()
             if not names:
                 self._remove()
@@ -532,7 +537,7 @@ class Writer:
         return True
 
     def _allocate(self, kept: bool = False) -> None:
-        """Makes every file at its full size, to detect a small disk before any work."""
+        """Makes every file at its full size, to detect a full disk before any work."""
         self._allocated = True
         with explained("write", self._root, kept=kept):
             self._root.mkdir(exist_ok=True)
@@ -569,7 +574,7 @@ class Writer:
     def _runs(
         self, name: str, start: int, view: memoryview
     ) -> Iterator[tuple[str, int, memoryview]]:
-        """The places of a tensor's bytes from `start` on: file, offset and part of `view`."""
+        """Returns the positions of a tensor's bytes from `start`: file, offset, part of `view`."""
         for file, offset, length in self._layout.regions[name]:
             count = min(length - start, len(view))
             if count > 0:
@@ -579,7 +584,7 @@ class Writer:
                 start -= length
 
     def _verified(self, name: str, pieces: list[Piece]) -> bool:
-        """Whether the bytes of a tensor still match the journal."""
+        """Checks whether the bytes of a tensor still match the journal."""
         dtype, shape = self._wanted[name]
         if gap(pieces, math.prod(shape)) or any(p.count * dtype.itemsize > _PIECE for p in pieces):
             return False
@@ -603,9 +608,9 @@ class Writer:
           start: The index of the first of them in the flat tensor.
 
         Raises:
-          CheckpointError: If the tensor does not exist, has another dtype, is finished already, or
-            is shorter than the entries, or if writing fails. `DiffersError` if the output is
-            finished already, and holds other values.
+          CheckpointError: If the tensor is unknown, has another dtype, is already finished, or is
+            shorter than the entries, or if writing fails. `DiffersError` if the output is already
+            finished and has different values.
         """
         if name not in self._wanted:
             raise CheckpointError(f"'{name}' is not a tensor of {self.out}")
@@ -618,9 +623,9 @@ class Writer:
             raise CheckpointError(
                 f"'{name}': entries {start} to {start + array.size} of {math.prod(shape)}"
             )
-        # Bytes from here on: pieces and digests are independent of the dtype.
+        # From here on only bytes matter: pieces and digests do not depend on the dtype.
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        # Pieces of a fixed size: a later run can verify them with little memory.
+        # Pieces have a fixed size, so a later run can verify them with little memory.
         step = _PIECE // dtype.itemsize * dtype.itemsize
         for at in range(0, data.size, step):
             part = data[at : at + step]
@@ -634,7 +639,7 @@ class Writer:
                 self._pieces[name][first] = piece
 
     def _put(self, name: str, first: int, data: np.ndarray) -> None:
-        """Writes bytes of a tensor to their place."""
+        """Writes bytes of a tensor to their position."""
         with explained(f"write '{name}' to", self._root, kept=self.resumable):
             at = first * self._wanted[name][0].itemsize
             for file, offset, view in self._runs(name, at, data.data):
@@ -644,7 +649,7 @@ class Writer:
                     self._flusher.wrote(file, len(view))
 
     def _compare(self, there: Checkpoint, name: str, first: int, data: np.ndarray) -> None:
-        """Raises DiffersError if the finished output holds other bytes in this place."""
+        """Raises a DiffersError if the finished output has other bytes at this position."""
         dtype = self._wanted[name][0]
         same = np.empty(data.size // dtype.itemsize, dtype)
         there.tensors[name].read(same, first)
@@ -652,7 +657,7 @@ class Writer:
             raise self._differs(name)
 
     def _differs(self, name: str) -> DiffersError:
-        """The error for a tensor or a file that differs in the finished output."""
+        """Returns the error for a tensor or a file that differs in the finished output."""
         return DiffersError(
             f"{self.out} exists already with a different '{name}'; choose another place for the "
             "output"
@@ -692,7 +697,7 @@ class Writer:
         Raises:
           CheckpointError: If the output is a single file, the name is not a plain file name or
             belongs to a file of tensors, or the file cannot be written. `DiffersError` if a
-            finished output holds another file of this name.
+            finished output contains another file of this name.
         """
         if not self.folder:
             raise CheckpointError(f"{self.out} is one file and cannot contain '{filename}'")
@@ -714,10 +719,10 @@ class Writer:
                 file.write(data)
 
     def commit(self) -> None:
-        """Flushes everything to the disk, and renames it to the output; a part stays in place.
+        """Flushes everything to disk, and renames it to the output; a part is not renamed.
 
         Raises:
-          CheckpointError: If tensors are unfinished, something has appeared at `out` meanwhile, or
+          CheckpointError: If tensors are unfinished, `out` was created meanwhile, or
             writing fails.
         """
         if missing := [name for name in self._wanted if name not in self._done]:
@@ -765,19 +770,20 @@ class Writer:
             self._flusher.close()
             for above, _, names in os.walk(data):
                 for name in (*names, ""):
-                    # First the files, then (by the empty name) the folder that lists them.
+                    # The files are flushed first, then the folder that lists them (the empty name).
                     disk.sync(Path(above) / name)
         if there := taken(self.out):
             again = f"{argument('resume', 'True')} continues"
             self._check_replaced(f"has appeared meanwhile; move it away, then {again}")
-        # Recorded before the renaming: if the run is killed right after it, a later run recognises
-        # the output.
+        # This is recorded before renaming: if the run is killed right after it, a later run
+        # recognises the output.
         journal.commit(self._payload.stat().st_ino)
         if not self.folder and self.out.is_dir():
             self.out.rmdir()
         if there:
             os.rename(self.out, self._old)
-        # The only step that other processes see; everything before it is on the disk already.
+        # This is the only step that is visible to other processes; everything before it is already
+        # on disk.
         os.rename(self._payload, self.out)
         if self._sync:
             disk.sync(self.out.parent)
@@ -798,7 +804,8 @@ class Writer:
     def _clear(self) -> None:
         """Empties the folder of unfinished work.
 
-        The journal goes last: without it, the remaining files would look like a stranger's.
+        The journal is removed last: without it, the remaining files would seem to belong to another
+        program.
         """
         with explained("remove", self.partial):
             for path in sorted(self.partial.iterdir(), key=lambda path: path.name == "journal"):
@@ -837,7 +844,7 @@ def _named(tensors: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _is_array(x: object) -> bool:
-    """Whether `numpy.asarray` makes an array of numbers from it; other lists are trees."""
+    """Checks whether `numpy.asarray` makes an array of numbers from it; other lists are trees."""
     if isinstance(x, list | tuple):
         return all(map(_is_number, x))
     return _is_number(x) or hasattr(x, "__array__")
@@ -856,7 +863,7 @@ def save_checkpoint(
     shard_bytes: int = 5_000_000_000,
     format: str | None = None,
 ) -> None:
-    """Writes arrays as a checkpoint, which appears completely or not at all.
+    """Writes arrays as a checkpoint, atomically.
 
     Args:
       out: The path of the checkpoint. It is a file or a folder, depending on its suffix as in
@@ -870,7 +877,7 @@ def save_checkpoint(
       format: As `Writer` takes it.
 
     Raises:
-      CheckpointError: As `Writer` and `Writer.extra` do. No unfinished work stays.
+      CheckpointError: As `Writer` and `Writer.extra` do. No unfinished work is left.
       ValueError: If two leaves of a tree have the same path.
       TypeError: If `out` is not a path, or `tensors` is not a mapping or tree with names.
 

@@ -1,1 +1,1 @@
-"""Plans a merge: decides the treatment of every tensor from a recipe and open checkpoints."""
+"""Plans a merge: determines the treatment of every tensor from a recipe and open checkpoints."""

@@ -23,7 +23,7 @@ from sail_jax.merging.work import Work, passes, tree_bits
 from sail_jax.methods.registry import example, get, options_of
 
 Passes = Mapping[str, int]
-"""How many times the inputs of each tensor are read, by its name; the default is once."""
+"""The number of times that the inputs of each tensor are read, by its name; the default is one."""
 
 
 def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any]:
@@ -31,7 +31,8 @@ def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any
 
     Args:
       plan: The plan.
-      passes: How many times the inputs of each tensor are read, by its name; the default is once.
+      passes: The number of times that the inputs of each tensor are read, by its name; the default
+        is one.
 
     Returns:
       A dictionary of the inputs, reads, writes and losses, with sizes in bytes. `read` counts all
@@ -40,7 +41,7 @@ def describe(plan: Plan, passes: Passes = MappingProxyType({})) -> dict[str, Any
       whole tensors.
 
     Raises:
-      ValueError: If the plan lacks tensors.
+      ValueError: If the plan contains no tensors.
     """
     tensors = [_described(treatment, passes) for treatment in plan.treatments]
     return {
@@ -93,13 +94,14 @@ def render(plan: Plan, full: bool = False, passes: Passes = MappingProxyType({})
       plan: The plan.
       full: Whether every tensor has its own line; by default tensors with equal treatment in all
         layers share one.
-      passes: How many times the inputs of each tensor are read, by its name; the default is once.
+      passes: The number of times that the inputs of each tensor are read, by its name; the default
+        is one.
 
     Returns:
       A summary, a line per tensor or per kind of tensor, and the notes.
 
     Raises:
-      ValueError: If the plan lacks tensors.
+      ValueError: If the plan contains no tensors.
     """
     data = describe(plan, passes)
     largest = data["largest"]
@@ -130,8 +132,8 @@ def methods() -> str:
     """Lists every method that a recipe may use, as text.
 
     Returns:
-      For each method its first sentence, its models and base, how many times and in what pieces it
-      reads a tensor, and its parameters with their defaults.
+      For each method: its first sentence, its models and base, the number of times and the pieces
+      in which it reads a tensor, and its parameters with their defaults.
     """
     examples = {name: example(name) for name in mergekit.names()}
     return "\n".join(
@@ -178,7 +180,7 @@ _BASES = {
 
 def _reading(merge: Merge) -> str:
     """Describes how many times a method reads a large tensor, and how much of it at once."""
-    # Large enough to be read in several pieces: a tensor of one piece is read only once.
+    # Large enough to be read in several pieces, because a tensor of one piece is read only once.
     large = Work("", (1 << 12, 1 << 12), np.dtype(np.float32), (), None, np.ones(0), merge)
     times = passes(large, tree_bits([large]))
     unit = {"entry": "in pieces", "row": "in rows", "tensor": "whole matrices"}[merge.needs]
@@ -186,7 +188,7 @@ def _reading(merge: Merge) -> str:
 
 
 def _kind(tensor: Mapping[str, Any], full: bool) -> tuple:
-    """The key of a group of tensors that share a line: everything except numbers and the layer."""
+    """Returns the key of tensors that share a line: everything except numbers and the layer."""
     place = None if full else position(tensor["name"])
     name = tensor["name"] if place is None else (place.stack, place.joint, place.rest)
     note = re.sub(r"\d+", "#", tensor["note"])
@@ -284,11 +286,11 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
 def _brief(recipe: Recipe) -> Callable[[str], str]:
     """Makes the function that shortens absolute paths in a text to the ends of their names.
 
-    A card is for other people: it has the recipe's names, but no folders of one machine.
+    A card is for other people: it contains the names in the recipe, but no folders of this machine.
     """
     models = recipe.models()
     words = {word for ref in models for word in (ref.path, ref.lora) if word is not None}
-    # The text may have comments and operations on models; a word ends where YAML ends one.
+    # The text may contain comments and operations on models; words end as in YAML.
     for text in (recipe.text, *map(str, models)):
         words |= {*re.split(r"[@+\s\"'(){},\[\]]", text)}
     words = {word.rstrip("/") for word in words}
@@ -304,7 +306,7 @@ def _brief(recipe: Recipe) -> Callable[[str], str]:
 
 
 def _end(path: Path, paths: Collection[Path]) -> str:
-    """The shortest end of a path that distinguishes it from the others: mostly one part.
+    """Returns the shortest end of a path that distinguishes it from the others, usually one part.
 
     The number of a step alone is not a name, so its run is included.
     """
@@ -384,12 +386,12 @@ def mixture_card(about: Mapping[str, Any], name: str) -> str:
 
 
 def _own(name: str) -> str:
-    """The name of an input without the folders of one machine."""
+    """Returns the name of an input without the folders of this machine."""
     return hub.shortened([name])[0] if os.path.isabs(name) else name
 
 
 def _agreement(about: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about runs of both networks, and notes."""
+    """Describes the runs of both networks, and the notes, in lines."""
     for run in about["agreement"]:
         found = "not finite, or different in shape"
         if run["largest"] is not None:
@@ -403,12 +405,12 @@ def _agreement(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _made(front: Iterable[str], tag: str, body: Iterable[str]) -> str:
-    """A card of a network that was made from others, with its front matter."""
+    """Makes the card of a network that was made from others, with its front matter."""
     return "\n".join(["---", *front, "tags:", f"- {tag}", "- sail-jax", "---", "", *body]) + "\n"
 
 
 def _text(text: str) -> str:
-    r"""Text of unknown origin in Markdown: shown literally, never as HTML, a link or an image.
+    r"""Escapes text of unknown origin for Markdown: never as HTML, a link or an image.
 
     >>> print(_text("<b>![x](y)"))
     \<b\>!\[x\](y)
@@ -417,7 +419,7 @@ def _text(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Text of unknown origin in Markdown, as code."""
+    """Formats text of unknown origin as code in Markdown."""
     line = escaped(text)
     ticks = _ticks(line, 1)
     space = " " * (line[:1] == "`" or line[-1:] == "`")  # Markdown removes one at both ends

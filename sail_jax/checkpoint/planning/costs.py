@@ -1,9 +1,9 @@
-"""Measured costs of merges: CPU-seconds for each GB of inputs.
+"""Measured costs of merges, in CPU-seconds per GB of inputs.
 
 Whole processes merged a base and three models of .5 billion parameters in bfloat16 (linear: without
 the base). The inputs were in the page cache. The machine had two idle cores of an AMD EPYC. Each
 rate is the median of three runs in alternation, minus the time of the same merge with tensors of
-6 MB and compiled programs. That time is about `START`. The page "Merge on many hosts" has the
+6 MB and compiled programs. That time is about `START`. The page "Merge on many hosts" contains the
 numbers.
 """
 

@@ -1,4 +1,4 @@
-"""Chooses the weights and makes the merge of every tensor, from the settings of a recipe."""
+"""Determines the weights and the merge of every tensor from the settings of a recipe."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -60,7 +60,7 @@ class Hyperparameters:
         keys = [self.entry.parameter(name) for name, _ in recipe.given()]
         self.named = {parameter.name for parameter in keys if parameter}
         listed = mergekit.MERGEKIT.get(recipe.method)
-        # Parameters that have mergekit's default without a setting.
+        # Parameters with mergekit's default, unless they are set.
         self.theirs = listed.parameters if listed and recipe.compat == "mergekit" else {}
         # Hyperparameters from the recipe's top level.
         above = {"compat": recipe.compat, "scope": recipe.scope}
@@ -69,7 +69,7 @@ class Hyperparameters:
         self.above = {name: value for name, value in above.items() if value is not None}
         self.ledger = Ledger()
         self.key = random_bits.key(recipe.seed)
-        # Results for earlier tensors, since most tensors are alike.
+        # Results for earlier tensors are cached, because most tensors are alike.
         self.made: dict[tuple[str, ...], Merge] = {}
         self.compared = set[str]()
 
@@ -91,7 +91,7 @@ class Hyperparameters:
           differ.
 
         Raises:
-          RecipeError: If a parameter that the method needs is not set for the tensor.
+          RecipeError: If a parameter that the method requires is not set for the tensor.
         """
         weights, options = None, {}
         for parameter in self.parameters:
@@ -105,7 +105,7 @@ class Hyperparameters:
         return Choice(weights, {**options, **self.above})
 
     def _values(self, parameter: mergekit.Parameter, job: Job) -> list[Value | None]:
-        """The values of a parameter, for each source of a tensor or for all; empty if unset."""
+        """Returns the values of a parameter, per source or for all; empty if unset."""
         values: list[Value | None] = [None] * (len(job.sources) if parameter.per_model else 1)
         if parameter.name in self.named:
             outer = (job.part.parameters, job.module.parameters, self.recipe.parameters)
@@ -117,14 +117,14 @@ class Hyperparameters:
                 for scopes, name in readers
             ]
         weight = parameter.name == "weight"
-        # Without a setting, mergekit's default counts under its conventions. Otherwise the result
-        # is empty, and our method's default counts, unless the parameter is set for some of the
-        # models or lacks a default.
+        # Without a setting, mergekit's default is used under its conventions. Otherwise the result
+        # is empty, and our method's default is used, unless the parameter is set for some of the
+        # models or has no default.
         theirs = parameter.name in self.theirs
         optional = not theirs and (weight or not parameter.required)
         if optional and values.count(None) == len(values):
             return []
-        # Weights for only some models are an error: no default goes with the given ones.
+        # Weights for only some models are an error: there is no suitable default for the others.
         fill = mergekit.REQUIRED if weight and not theirs else parameter.default
         if fill is mergekit.REQUIRED and None in values:
             source = job.sources[values.index(None)][0] if parameter.per_model else None

@@ -1,7 +1,7 @@
 """Describes an opened input of a merge: its renamed tensors, its config and its head.
 
-The walk over a recipe (`jobs`) and the planner get tensors from an `Input`. It also resolves a head
-that is tied to the embedding.
+The traversal of a recipe (`jobs`) and the planner get tensors from an `Input`, which also resolves
+a head that is tied to the embedding.
 """
 
 import re
@@ -22,7 +22,7 @@ _DERIVED = re.compile(r"\.(inv_freq|masked_bias|position_ids|num_batches_tracked
 def is_derived(name: str) -> bool:
     """Checks whether a tensor is a computed or counted buffer, not a learned parameter.
 
-    Such buffers (rotary frequencies, position ids, counters) may be missing or differ without harm.
+    Such buffers (rotary frequencies, position ids, counters) may be missing or different.
 
     Args:
       name: The name of the tensor.
@@ -37,7 +37,7 @@ def is_derived(name: str) -> bool:
 
 
 class Renaming:
-    """The renaming of a recipe, a function from names of tensors to names.
+    """The renaming of a recipe, as a function of the name of a tensor.
 
     Args:
       recipe: The recipe.
@@ -50,8 +50,8 @@ class Renaming:
     def __call__(self, name: str) -> str:
         """Renames a tensor.
 
-        One pattern is applied after the other, each to the previous result: the order in the recipe
-        matters.
+        Patterns are applied one after another, each to the previous result, so their order in the
+        recipe matters.
         """
         for pattern, rename in self._renames.items():
             done = rename(name)
@@ -64,7 +64,7 @@ class Renaming:
         """Checks that every pattern has renamed a tensor.
 
         Raises:
-          RecipeError: If a pattern renamed nothing.
+          RecipeError: If a pattern renamed no tensor.
         """
         for pattern in self._renames:
             if pattern not in self._used:
@@ -141,7 +141,7 @@ class Input:
         return self.embedding()
 
     def has_own(self, head: str) -> bool:
-        """Checks whether a head is stored and is more than a copy of a tied embedding."""
+        """Checks whether a head is stored that is not only a copy of a tied embedding."""
         return head in self.tensors and self.tied is not True
 
     def get(self, name: str, width: int | None = None) -> tuple[Tensor | None, str]:
@@ -153,7 +153,7 @@ class Input:
             any.
 
         Returns:
-          The tensor, None if the input lacks it; and a note for the user, or "".
+          The tensor, or None if it is missing in the input; and a note for the user, or "".
         """
         if name in self.tensors and not (role(name) == "head" and self.tied is True):
             return self.tensors[name], ""

@@ -1,6 +1,6 @@
-"""Walks over a recipe and lists, for each tensor of the output, the input tensors that it needs.
+"""Traverses a recipe and lists, for each tensor of the output, the input tensors that it requires.
 
-The walk only pairs names. `plan` turns each `Job` into a `Treatment`, from shapes and dtypes.
+The traversal only pairs names. `plan` turns each `Job` into a `Treatment`, from shapes and dtypes.
 """
 
 import re
@@ -23,7 +23,7 @@ class Job(NamedTuple):
       sources: For each merged model, its source in the recipe, the input, and the name of the
         tensor there.
       base: The input that task vectors start at and the name of the tensor there; None without one.
-      t: The position of its layer in the slice, in [0, 1], by which settings are interpolated.
+      t: The position of its layer in the slice, in [0, 1], at which settings are interpolated.
       module: Its module in the recipe.
       part: Its slice in the recipe.
     """
@@ -45,14 +45,14 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]) -> Iter
     Args:
       recipe: The recipe.
       inputs: Its inputs.
-      losses: A list that collects the parts of inputs that the output will lack.
+      losses: A list that collects the parts of inputs that will be missing in the output.
 
     Yields:
       The tensors, in the order of the output.
 
     Raises:
-      RecipeError: If tensors belong to no module or a module lacks tensors, if a model has tensors
-        that the output lacks, or if the requested layers do not exist or differ in number.
+      RecipeError: If tensors belong to no module or a module has no tensors, if a model has tensors
+        that are not in the output, or if the requested layers do not exist or differ in number.
     """
     walk = _Walk(recipe, inputs, losses)
     for module in recipe.modules:
@@ -60,9 +60,9 @@ def jobs(recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]) -> Iter
 
 
 class _Place(NamedTuple):
-    """A slice, and its inputs: sources with their inputs, and the start of task vectors.
+    """A slice with its sources, their inputs, and the base of the task vectors.
 
-    The output has the tensors of the lead.
+    The output contains the tensors of the lead.
     """
 
     module: Module
@@ -72,13 +72,13 @@ class _Place(NamedTuple):
     lead: Source
 
     def job(self, name: str, t: float) -> Job:
-        """The job of a tensor with the same name in all inputs."""
+        """Returns the job of a tensor with the same name in all inputs."""
         sources = tuple((source, model, name) for source, model in self.inputs)
         return Job(name, sources, self.base and (self.base, name), t, self.module, self.part)
 
 
 class _Walk:
-    """The state of a walk over one recipe."""
+    """The state of the traversal of one recipe."""
 
     def __init__(self, recipe: Recipe, inputs: Mapping[Ref, Input], losses: list[str]):
         self.recipe, self.inputs, self.losses = recipe, inputs, losses
@@ -128,7 +128,7 @@ class _Walk:
         return names
 
     def check_extra(self, at: _Place, names: Sequence[str]) -> None:
-        """Refuses or notes tensors of other models that the output lacks."""
+        """Refuses or notes tensors of other models that are not in the output."""
         expected = set(names)
         for source, model in at.inputs:
             if source.model == at.lead.model or source.layers is not None:
@@ -150,7 +150,7 @@ class _Walk:
                 self.losses.append(f"{len(extra)} tensors of {model.ref} are left out: {shown}")
 
     def heads(self, at: _Place, names: Sequence[str]) -> list[str]:
-        """Lists the separate heads of another input that the lead lacks."""
+        """Lists the separate heads of another input that are missing in the lead."""
         known = set(names)
         heads = dict.fromkeys(
             name
@@ -190,8 +190,8 @@ class _Walk:
             t = i / (b - a - 1) if b - a > 1 else 1.0
             for name, place in places:
                 if place.index == a + i:
-                    # Only the numbers in the output continue; each source counts from the first
-                    # layer of its own range.
+                    # Only the numbers in the output are consecutive; each source counts from the
+                    # first layer of its own range.
                     sources = tuple(
                         (source, model, place.at((source.layers or (a, b))[0] + i))
                         for source, model in at.inputs
@@ -204,8 +204,8 @@ class _Walk:
         """Checks that stacks of the same name have equally many layers in all models."""
         depth = stacks(names)
         for source, model in at.inputs:
-            # A stack that the lead lacks is not a difference of depth: its tensors are surplus,
-            # and reported so.
+            # A stack that is missing in the lead is not a difference of depth: its tensors are
+            # reported as surplus.
             for stack, n in stacks(model.tensors).items():
                 if depth.get(stack, n) != n:
                     raise RecipeError(

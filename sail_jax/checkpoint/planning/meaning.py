@@ -1,7 +1,7 @@
 """Checks that the inputs of a merge have the same architectures, configurations and tokens.
 
 Tensors with equal names and shapes may belong to different architectures, and rows with equal
-numbers to different tokens. Such a merge runs, but its result does not work as a network. So
+numbers to different tokens. Such a merge runs, but its result is useless as a network. So
 different architectures and tokens are refused, and other differences are listed.
 """
 
@@ -17,7 +17,7 @@ from sail_jax.checks import argument
 from sail_jax.configurations import LAYER_KEYS, Config, class_of, differences
 from sail_jax.disk import StoreError
 
-# Entries that are compared with the tensors instead, or follow them in the output.
+# Entries that are compared with the tensors instead, or derived from them in the output.
 _FOLLOWS = {"vocab_size", "tie_word_embeddings", "num_labels", *LAYER_KEYS}
 
 
@@ -40,7 +40,7 @@ class Vocabularies:
           model: The input.
 
         Returns:
-          The vocabulary; None if no readable file holds one.
+          The vocabulary; None if no readable file contains one.
         """
         if model.ref not in self._by_ref:
             self._by_ref[model.ref] = None
@@ -51,7 +51,7 @@ class Vocabularies:
         return self._by_ref[model.ref]
 
     def read(self, model: Input) -> Vocabulary | None:
-        """Returns the vocabulary of an input for a merge that needs it.
+        """Returns the vocabulary of an input for a merge that requires it.
 
         Args:
           model: The input.
@@ -61,7 +61,7 @@ class Vocabularies:
 
         Raises:
           StoreError: If a file of the tokenizer cannot be read.
-          ValueError: If it does not hold a vocabulary.
+          ValueError: If it does not contain a vocabulary.
         """
         extras = model.opened.extras
         digest = hashlib.sha256()
@@ -87,7 +87,7 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
       allow_crimes: Whether different architectures may be merged.
 
     Returns:
-      A sentence for each difference that may change the function of networks with equal tensors.
+      One sentence for each difference that may change the function of networks with equal tensors.
 
     Raises:
       RecipeError: If an input has a different architecture, unless `allow_crimes`.
@@ -117,7 +117,7 @@ def compare(first: Input, others: Iterable[Input], recipe: Recipe, allow_crimes:
 
 
 def _family(config: Config) -> str:
-    """The architecture in a config.json: its model_type, else its first class."""
+    """Returns the architecture in a config.json: its model_type, else its first class."""
     family = config.get("model_type") or class_of(config)
     return family if isinstance(family, str) else ""
 
@@ -133,16 +133,16 @@ def match_tokens(
     """Checks that rows that are merged by their numbers belong to the same tokens.
 
     Args:
-      rows: How many rows the output has.
-      tables: The inputs that provide rows, and how many each has.
+      rows: The number of rows of the output.
+      tables: The inputs that provide rows, with the number of rows of each.
       donor: The input that provides the output's tokenizer.
       inputs: All inputs.
       vocabularies: Their vocabularies.
       recipe: The recipe, for places in messages.
 
     Returns:
-      Sentences about rows with a token in only one tokenizer, and about tokens that the output
-      loses.
+      Sentences about rows with a token in only one tokenizer, and about tokens that are missing in
+      the output.
 
     Raises:
       RecipeError: If a row belongs to different tokens.
@@ -191,12 +191,12 @@ def match_tokens(
 
 
 def _count(n: int, what: str) -> str:
-    """A number with its noun."""
+    """Returns a number with its noun."""
     return f"{n} {what}{'s' * (n != 1)}"
 
 
 def _short(value: object) -> str:
-    """A value of config.json, for messages."""
+    """Returns a value of config.json, for messages."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

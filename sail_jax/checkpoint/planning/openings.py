@@ -1,8 +1,8 @@
-"""Opens the inputs of a recipe, and carries out their operations before they are merged.
+"""Opens the inputs of a recipe, and applies their operations before they are merged.
 
-An input may get an adapter, be grown, and be aligned to another, in this order. The result is a
-checkpoint. Its tensors are computed as they are read (see `sail_jax.checkpoint.sources`). The
-planner treats it like any other.
+An input may be adapted, grown, and aligned to another, in this order. The result is a checkpoint
+whose tensors are computed as they are read (see `sail_jax.checkpoint.sources`). The planner treats
+it like any other.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ def located(path: str, revision: str | None) -> str:
       revision: Its revision, or the step of a run; None without one.
 
     Returns:
-      path@revision. It is only the path without a revision, or for a path on this disk, unless it
-      is a run or a folder of the Hub's cache.
+      path@revision. It is the path alone if there is no revision, or for a path on this disk,
+      unless it is a run or a folder of the Hub's cache.
     """
     if revision is None:
         return path
@@ -54,13 +54,13 @@ def paths(refs: Iterable[Ref]) -> Iterator[str]:
 
 
 class Openings:
-    """Opens the inputs of a recipe, each path once, and carries out each step once.
+    """Opens the inputs of a recipe, each path once, and applies each operation once.
 
     Args:
       open: Opens a checkpoint by its path.
       select: Which tensors of each model are taken; see `sail_jax.merging.selection`.
       notes: A list that collects notes for the user, such as the losses of a growth.
-      rename: Renames weights that an adapter names and its base lacks; None renames none.
+      rename: Renames weights of an adapter that are missing in its base; None renames none.
     """
 
     def __init__(
@@ -134,9 +134,9 @@ class Openings:
         return view
 
     def _stepped(self, ref: Ref) -> Checkpoint:
-        """Carries out the last of a model's operations, after the earlier ones.
+        """Applies the last operation of a model, after the earlier ones.
 
-        Each result is kept under its sequence of operations. So models with the same first
+        Each result is cached by its sequence of operations, so models with the same first
         operations (grown equally, then aligned to different ones) share these checkpoints.
         """
         *earlier, last = ref.steps

@@ -1,4 +1,4 @@
-"""Results of merges that have not run yet: they can be planned with, but not read."""
+"""Results of merges that have not run yet, which plans can use but not read."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from sail_jax.merging.tensors import Shape
 
 
 class PendingError(Exception):
-    """Raised when a plan needs the values of a result that does not exist yet."""
+    """Raised when a plan requires the values of a result that does not exist yet."""
 
 
 class Pending(NamedTuple):
@@ -30,7 +30,7 @@ class Pending(NamedTuple):
     source: str
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
-        """Refuses to read entries, since they do not exist yet."""
+        """Refuses to read entries, because they do not exist yet."""
         del out, start
         raise PendingError(f"values of {self.source} are needed, which must be merged first")
 

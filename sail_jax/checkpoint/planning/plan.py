@@ -1,4 +1,4 @@
-"""Plans a merge: decides the treatment of every tensor from a recipe and checkpoint headers.
+"""Plans a merge: determines the treatment of every tensor from a recipe and headers.
 
 No entry of a tensor is read. The rules by which tensors are matched:
 
@@ -10,9 +10,9 @@ No entry of a tensor is read. The rules by which tensors are matched:
   head, the output is untied, and tied inputs are merged by their embedding. A stored head that its
   config calls tied counts as a copy of the embedding.
 * Rows of embeddings and heads are matched by token if a tokenizer is requested and vocabularies
-  differ, else by number. By number, rows beyond the base's are left out, and a row that a model
-  lacks is taken from the base, which makes its delta 0. Without a base, only the rows that all
-  models have are kept.
+  differ, else by number. By number, rows beyond the base's are left out, and a row that is missing
+  in a model is taken from the base, which makes its delta 0. Without a base, only the rows of all
+  models are kept.
 * Rows are matched by number only if the tokenizers assign them to the same tokens.
 * Other shapes must be equal. Floating-point dtypes may differ. The output's is out_dtype, else
   dtype, else the base's or first model's. Integers, bools and keys are copied; if they differ,
@@ -88,18 +88,18 @@ from sail_jax.trees import some_paths
 
 
 class Treatment(NamedTuple):
-    """The treatment of one tensor of the output: the engine's work, and its description.
+    """The treatment of one tensor of the output: the work for the engine, and its description.
 
     Attributes:
       work: The engine's work. Its `merge` is None to copy the bytes of the first model, which must
         be equal in all other models.
       owners: The models that are merged, by their names in `Plan.inputs`.
-      base: The tensor of the base; None without one. The work has it only if the merge needs it:
-        as the start of the task vectors, or as a model.
+      base: The tensor of the base; None without one. The work contains it only if the merge
+        requires it: as the start of the task vectors, or as a model.
       weights: One weight per model, as requested; None for the method's default.
       group: A number that all tensors with the same merge share. Statistics of the whole tree are
         taken over a group.
-      note: The reason for copying, cropping and so on; "" without one.
+      note: The reason for copying or cropping, for example; "" without one.
     """
 
     work: Work
@@ -136,7 +136,7 @@ class Treatment(NamedTuple):
     def models(self) -> tuple[Tensor, ...]:
         """The tensor of each of the models; without a base that the merge counts as a model.
 
-        For a copied tensor, it is a single one, whichever owner provides it.
+        For a copied tensor, it is a single tensor, from any of the owners.
         """
         models = self.work.models
         return models if self.work.merge is None else models[len(models) - len(self.owners) :]
@@ -159,9 +159,8 @@ class InputSummary(NamedTuple):
     Attributes:
       name: The checkpoint in the recipe, with its operations.
       role: "base", "model", or "tokenizer" if it takes part in the vocabulary only.
-      tensors: How many tensors it has.
-      size: Their size in bytes.
-    """
+      tensors: The number of its tensors.
+      size: Their size in bytes."""
 
     name: str
     role: str
@@ -181,7 +180,7 @@ class Plan(NamedTuple):
       compat: The origin of the defaults and variants.
       seed: The seed of methods that draw random numbers.
       notes: Notes for the user, a sentence each.
-      losses: The parts of the inputs that the output lacks, a sentence each.
+      losses: The parts of the inputs that are missing in the output, a sentence each.
       codes: The weights that are written in codes; None for none.
     """
 
@@ -218,19 +217,19 @@ def plan(
         caller closes the checkpoints, after the plan has been used.
       allow_crimes: Whether different architectures may be merged, and an output may contradict its
         config.json.
-      strict: Whether a part without effect is an error. By default it gives a note.
+      strict: Whether a part without effect is an error. By default it causes a note.
       copy_tokenizer: Whether the files of a tokenizer are copied. Files that the recipe's
-        `tokenizer` makes are in the plan regardless.
+        `tokenizer` makes are always in the plan.
 
     Returns:
       The plan. Its tensors are read from the open checkpoints when it is run.
 
     Raises:
-      RecipeError: If the recipe does not fit its checkpoints: a tensor is missing or has another
+      RecipeError: If the recipe does not match its checkpoints: a tensor is missing or has another
         shape, a filter has no effect, and so on; with `strict`, also for other parts without
         effect.
-      ValueError: If an adapter does not fit or a plain file cannot be read. Errors of `open` are
-        passed on.
+      ValueError: If an adapter is incompatible or a plain file cannot be read. Errors of `open` are
+        propagated.
     """
     return _Planner(recipe, open, allow_crimes, strict, copy_tokenizer).plan()
 
@@ -239,7 +238,7 @@ def fingerprint(plan: Plan) -> str:
     """Computes a digest of a plan, which identifies an interrupted merge.
 
     It changes with anything that changes the output: the merges, and the tensors that they apply
-    to. Tensors enter with their source, dtype and shape, not with their entries.
+    to. It covers the source, dtype and shape of tensors, but not their entries.
 
     Args:
       plan: The plan.
@@ -250,7 +249,7 @@ def fingerprint(plan: Plan) -> str:
 
     def tensor(x: Tensor | None) -> Any:
         if isinstance(x, Rows):
-            # Rows of a vocabulary may number 10^5: they enter as their hash.
+            # A vocabulary may have 10^5 rows, so they are hashed.
             runs = hashlib.sha256(repr((x.runs, sorted(x.means.items()))).encode()).hexdigest()
             return [runs, *map(tensor, x.parts)]
         if x is None:
@@ -280,12 +279,12 @@ class _Planner:
         copy_tokenizer: bool,
     ):
         self.recipe, self.entry, self.allow_crimes = recipe, recipe.entry, allow_crimes
-        # A tokenizer in the recipe is written, whatever the options.
+        # A tokenizer in the recipe is always written, regardless of the options.
         self.copy_tokenizer = copy_tokenizer or recipe.tokenizer is not None
         self.hyperparameters, self.notes = Hyperparameters(recipe), list[str]()
         # The tensors with losses, by the kind of loss.
         self.losses: dict[str, list[str]] = {}
-        # How many rows of tokens each input gives, and how many the output gets.
+        # The number of token rows of each input, and of the output.
         self.tables: dict[Ref, int] = {}
         self.rows = 0
         self.vocabularies = Vocabularies(self.notes)
@@ -313,7 +312,7 @@ class _Planner:
             except (TypeError, ValueError) as error:
                 if isinstance(error, (StoreError, RecipeError)):
                     raise
-                # Errors of growing or aligning lack a place: use this model's.
+                # Errors of growing or aligning contain no position, so this model's is used.
                 raise RecipeError(recipe.place_of(ref), f"{ref}: {error}") from error
         rename.check_used()
         first = recipe.base_model or recipe.sources()[0].model
@@ -331,7 +330,7 @@ class _Planner:
             self.notes += [text if text in of_all else f"{ref}: {text}" for text in said]
         for model in merged:
             vocabulary = self.vocabularies(model)
-            # Files that the output leaves out are noted there.
+            # Files that are not copied to the output are noted there.
             stale = {"quantization_config", "compression_config"} if model is self.first else set()
             found = contradictions_of(model.opened, vocabulary)
             self.notes += [f"{model.ref}: {x}" for x in found if x.key not in stale]
@@ -363,7 +362,8 @@ class _Planner:
             self.notes += notes
             for text in losses:
                 self._loses(text)
-        # The written tensors are known only now: an alias must refer to one, and not be one.
+        # The written tensors are known only now: an alias must refer to one of them, and not be
+        # one.
         written = {treatment.name for treatment in treatments}
         self.aliases = {a: b for a, b in self.aliases.items() if b in written and a not in written}
         extras, codes = self._extras(treatments), self._codes(treatments)
@@ -401,7 +401,7 @@ class _Planner:
         if self.other is None:
             return
         used, other = self.recipe.compat, self.other.recipe.compat
-        # Only where the base may join the models do the conventions merge other models.
+        # The conventions merge different models only where the base may be one of them.
         joins = self.entry.base == "joins" and (
             merged_sources(self.recipe, job.part) != merged_sources(self.other.recipe, job.part)
         )
@@ -412,7 +412,7 @@ class _Planner:
             self.other = None
 
     def _treat(self, job: Job) -> Treatment | None:
-        """Decides what happens to one tensor; None if the output does not store it."""
+        """Determines the treatment of one tensor; None if the output does not store it."""
         notes: list[str] = []
         chosen = self.hyperparameters.of(job)
         gathered = self._gather(job, notes)
@@ -441,7 +441,8 @@ class _Planner:
             method, weights, options = "passthrough", None, {"scale": 1.0}
             tensors, owners, base = [base or tensors[0]], owner or owners[:1], None
         normalised = method == "linear" and options.get("normalize", True)
-        # Checked per tensor: weights may depend on the layer, and models may have been left out.
+        # This is checked per tensor, because weights may depend on the layer, and models may have
+        # been left out.
         if normalised and weights is not None and abs(sum(weights)) < 1e-12:
             raise RecipeError(
                 job.part.where, f"{job.name}: the weights of linear sum to 0: {list(weights)}"
@@ -536,8 +537,8 @@ class _Planner:
     ) -> tuple[list[int], list[Tensor], Tensor | None] | None:
         """Finds the tensors to merge, their indices among the sources, and the base's tensor.
 
-        Returns None for a head that is only an alias, and for an optional tensor that all models
-        lack.
+        Returns None for a head that is only an alias, and for an optional tensor that is missing in
+        all models.
         """
         everyone = [model for _, model, _ in job.sources] + ([job.base[0]] if job.base else [])
         tied = role(job.name) == "head" and not job.name.endswith("bias")
@@ -559,8 +560,8 @@ class _Planner:
         for k, (source, model, name) in enumerate(job.sources):
             tensor, note = model.get(name, width)
             notes += [note] if note else []
-            # Some releases of a checkpoint have computed buffers and others do not, without
-            # meaning.
+            # Computed buffers occur in some releases of a checkpoint and not in others, without
+            # significance.
             if tensor is None and is_derived(name):
                 continue
             if tensor is None and self.recipe.missing == "skip":
@@ -636,7 +637,7 @@ class _Planner:
     def _by_token(
         self, job: Job, refs: list[Ref], tensors: list[Tensor], base: Tensor | None
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Makes tensors over the output's vocabulary from tensors over the models' own."""
+        """Makes tensors over the output's vocabulary from tensors over the models' vocabularies."""
         assert self.vocabulary is not None
         pool = dict(zip(refs, tensors, strict=False))
         if base is not None and job.base is not None:
@@ -657,7 +658,8 @@ class _Planner:
             made = [Transplanted(pool[ref], tables[donor], making) for donor, making in rowing.made]
             for donor, making in rowing.made:
                 width = tables[donor].shape[1]
-                # Measured: sums that fit a donor's rows exactly may be worse than a mean.
+                # Measurements show that sums that reproduce a donor's rows exactly may be worse
+                # than a mean.
                 if making.method == "omp" and making.k >= width:
                     self.notes.append(
                         f"transplant: k {making.k} is not below the {width} columns of {donor}, so"
@@ -739,7 +741,7 @@ class _Planner:
         return extras
 
     def _special_ids(self, donor: Input) -> dict[str, Any] | None:
-        """The ids of the donor's special tokens by their keys; None to keep the first input's."""
+        """Returns the ids of the donor's special tokens by key; None to keep the first input's."""
         if donor is self.first or self.vocabulary is None or self.vocabulary.same:
             return None
         ids = self.vocabulary.ids
@@ -748,7 +750,7 @@ class _Planner:
         return {**named, **(inner if isinstance(inner, dict) else {}), **donor.config}
 
     def _check_layers(self, config: dict[str, Any], order: Sequence[int]) -> None:
-        """Checks that each layer computes the same function in its new place."""
+        """Checks that each layer computes the same function at its new position."""
         if changed := layers.changed_kind(self.first.config, config, order):
             if not self.allow_crimes:
                 regardless = argument("allow_crimes", "True")
@@ -770,7 +772,7 @@ class _Planner:
         elif layered:
             self.notes.append("config.json: the numbers of layers of the towers are unchanged")
         changes["special"] = self._special_ids(donor)
-        # A head that is not written is the embedding, whatever the first input's config states.
+        # A head that is not written is the embedding, regardless of the config of the first input.
         if self.aliases and self.first.tied is False:
             changes["tied"] = True
         if self.vocabulary is None:
@@ -814,10 +816,10 @@ def _revisions(recipe: Recipe, refs: Sequence[Ref]) -> Iterator[Note]:
 
 
 def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None) -> bool:
-    """Whether an output may have a contradiction, because its donor has it and works.
+    """Checks whether an output may have a contradiction, because its donor has it and works.
 
-    Some models come with added tokens without a row, such as Gemma 3 without its vision tower. They
-    are never produced. A token of the core would be produced.
+    Some models have added tokens without a row, such as Gemma 3 without its vision tower. These are
+    never produced, but a token of the core could be.
     """
     if found.key != TOKENIZER or vocabulary is None:
         return False
@@ -829,7 +831,7 @@ def _inherited(found: Contradiction, donor: Input, vocabulary: Vocabulary | None
 
 
 def _remedy(left: Contradiction) -> str:
-    """The advice for a contradiction that cannot be corrected."""
+    """Returns the advice for a contradiction that cannot be corrected."""
     if left.key == TOKENIZER:
         return "with tokenizer: {source: base} in the recipe tokens without a row are left out"
     regardless = argument("allow_crimes", "True")
@@ -837,7 +839,7 @@ def _remedy(left: Contradiction) -> str:
 
 
 def _holds(dtype: np.dtype, other: np.dtype) -> bool:
-    """Whether a floating-point dtype has all numbers of another one."""
+    """Checks whether a floating-point dtype contains all numbers of another one."""
     if dtype == other:
         return True
     a, b = ml_dtypes.finfo(dtype), ml_dtypes.finfo(other)

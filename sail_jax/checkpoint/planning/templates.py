@@ -1,4 +1,4 @@
-"""Chooses the chat template of the output, and defines the plain form of each named template."""
+"""Determines the chat template of the output, and defines the plain form of each named template."""
 
 from collections.abc import Mapping
 from pathlib import Path

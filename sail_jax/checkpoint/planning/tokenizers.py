@@ -1,4 +1,4 @@
-"""Unifies the vocabularies of several models, and chooses the source of each token's rows.
+"""Unifies the vocabularies of several models, and determines the source of each token's rows.
 
 Hugging Face's files are read: tokenizer.json, or vocab.json with added_tokens.json if nothing has
 to be written. The output has the ids of one tokenizer, the donor, so the donor's tokens keep their
@@ -7,21 +7,21 @@ is the given model.
 
 "union" appends tokens that other models *added* to their tokenizers. It does not merge cores:
 entries of another BPE, WordPiece or Unigram core, appended as added tokens, would match raw text
-that the core never saw in this form. A core with entries that the donor lacks is therefore refused.
+that the core never saw in this form. A core with entries that are missing in the donor is therefore
+refused.
 
-If a model lacks a row for a token, the rules are mergekit's. The first of these counts: the entry
-in `tokens`; the row of the only model that has one; the base's row; the mean over the models that
-have one; zeros. A token with an id beyond a model's embedding has no row there. If no model has a
-row for such a token of the donor, the token is left out if it was added; if it belongs to the core,
-the merge is refused.
+If a model has no row for a token, the rules are mergekit's. The first of these applies: the entry
+in `tokens`; the row of the only model with one; the base's row; the mean over the models with one;
+zeros. A token with an id beyond a model's embedding has no row there. If no model has a row for
+such a token of the donor, the token is omitted if it was added; if it belongs to the core, the
+merge is refused.
 
 With `transplant`, such a row is made for the model instead: from rows of tokens that it shares with
-a donor that has the row, or as the mean of its own rows, or as zeros. The donor may then be a
-network of another width that is not merged. `vocabulary.counterparts` matches the tokens by their
-meaning.
+a donor of the row, as the mean of its own rows, or as zeros. The donor may then be a network of
+another width that is not merged. `vocabulary.counterparts` matches equivalent tokens.
 
 Rows without a token (padding to a round number) are kept, unless `pad_to_multiple_of` is given.
-Then the rows after the last token fill up to the multiple, and each is the mean of the model's
+In that case rows are added after the last token up to the multiple, each the mean of the model's
 other rows. mergekit always drops rows without a token. The padding of a donor that is not merged is
 not in the output.
 """
@@ -64,12 +64,12 @@ class OutputVocabulary(NamedTuple):
 
     Attributes:
       ids: The id of each token in the output.
-      rows: How many rows the embedding of the output has.
+      rows: The number of rows of the embedding of the output.
       fill: The first row that is a mean of the others; `rows` if there is none.
-      donor: The model with the tokenizer that the output's starts from.
+      donor: The model whose tokenizer is the basis of the output's.
       base: The base; None without one.
       same: Whether all vocabularies agree and the recipe requests no change, so every row keeps its
-        place.
+        position.
       vocabularies: The vocabulary of each model.
       found: The ids of the output's tokens in each model.
       spec: The tokenizer of the recipe.
@@ -95,7 +95,7 @@ class OutputVocabulary(NamedTuple):
         """Lists for each model the rows of its tensor over the output's vocabulary.
 
         Args:
-          sizes: How many rows each model's tensor has; `Rowing.part` counts the models in this
+          sizes: The number of rows of each model's tensor; `Rowing.part` numbers the models in this
             order.
           donors: The same for models that only provide rows for transplants. None if no rows can
             be made, for example for tensors that are not matrices.
@@ -104,14 +104,14 @@ class OutputVocabulary(NamedTuple):
           The rows of each model.
 
         Raises:
-          RecipeError: If the recipe takes a token's row from a model that is not merged or lacks
-            the row. Also if a row must be made and no token is shared.
+          RecipeError: If the recipe takes a token's row from a model that is not merged or has no
+            such row. Also if a row must be made and no token is shared.
         """
         merged = list(sizes)
         transplanted = self.spec.transplant is not None and donors is not None
         sizes = {**sizes, **(donors or {})}
         keys = list(sizes)
-        # own[k, i]: the row of model k for row i of the output, -1 without one.
+        # own[k, i]: the row of model k for row i of the output, or -1.
         own = np.full((len(keys), self.rows), -1, np.int64)
         for k, key in enumerate(keys):
             ids = self.found[key]
@@ -120,7 +120,7 @@ class OutputVocabulary(NamedTuple):
                 own[k, i] = j if j < sizes[key] else -1
         token_rows = np.zeros(self.rows, bool)
         token_rows[list(self.ids.values())] = True
-        # Rows without a token keep their number, in models where they have no token either.
+        # Rows without a token keep their number if they have no token in the model either.
         pads = np.flatnonzero(~token_rows[: self.fill])
         for k, key in enumerate(keys):
             taken = np.array(list(self.vocabularies[key].ids.values()), np.int64)
@@ -135,7 +135,7 @@ class OutputVocabulary(NamedTuple):
             mine = {i: m for i, m in means.items() if not present[i]}
             made: list[tuple[Ref, Making]] = []
             if transplanted:
-                # Padding that a model lacks cannot be made from anything.
+                # Padding that is missing in a model cannot be made.
                 lacks, mine = ~present & token_rows, {}
                 made = self._made(own, k, keys, len(merged), lacks, part, row, parts, rows)
             for i, (p, r) in chosen.items():
@@ -150,9 +150,9 @@ class OutputVocabulary(NamedTuple):
         self, own: np.ndarray, k: int, keys: list[Ref], count: int, lacks: np.ndarray,
         part: np.ndarray, row: np.ndarray, parts: np.ndarray, rows: np.ndarray,
     ) -> list[tuple[Ref, Making]]:  # fmt: skip
-        """Inserts rows made for tokens that model k lacks, and lists the makings.
+        """Inserts rows made for tokens that are missing in model k, and lists them.
 
-        `part` and `row` locate a token's row, and `parts` and `rows` become the model's.
+        `part` and `row` locate a token's row, and `parts` and `rows` of the model are updated.
         """
         method, made = self.spec.transplant, []
         if method in ("mean", "zero"):
@@ -176,7 +176,7 @@ class OutputVocabulary(NamedTuple):
     def _defaults(
         self, own: np.ndarray, keys: list[Ref]
     ) -> tuple[np.ndarray, np.ndarray, dict[int, tuple[tuple[int, int], ...]]]:
-        """Finds the rows for models that lack a token: parts, rows, and which rows are means."""
+        """Finds the rows for models without a token: parts, rows, and which rows are means."""
         has = own >= 0
         first = has.argmax(0)
         # Later ones take precedence: the base's row, else the donor's, else the first model's.
@@ -186,10 +186,10 @@ class OutputVocabulary(NamedTuple):
                 first = np.where(has[k], k, first)
         row = np.take_along_axis(own, first[None], 0)[0]
         part = np.where(has.any(0), first, ZERO)
-        # Only tokens of at least two models need a mean; for a single model, its row was taken
+        # Only tokens of at least two models require a mean; for a single model, its row was used
         # above.
         shared = has.sum(0) > 1
-        # If the base has the token, its row is taken instead of a mean.
+        # If the base has the token, its row is used instead of a mean.
         if self.base is not None and self.base in keys:
             shared &= ~has[keys.index(self.base)]
         # If all models have the token, each keeps its own row, and no default is needed.
@@ -203,7 +203,7 @@ class OutputVocabulary(NamedTuple):
     def _chosen(
         self, keys: list[Ref], sizes: Mapping[Ref, int]
     ) -> tuple[dict[int, tuple[int, int]], set[int]]:
-        """Finds the rows that the recipe chooses for tokens, and that replace a model's own."""
+        """Finds the rows that the recipe sets for tokens, and that replace a model's own rows."""
         chosen: dict[int, tuple[int, int]] = {}
         tokens = self.spec.tokens
         for text, token in tokens.items():
@@ -241,18 +241,18 @@ def output_vocabulary(
       spec: The tokenizer of the recipe.
       models: The models that are merged, with the base.
       base: The base; None without one.
-      vocabularies: The vocabulary of each model; None if it cannot be read, and is assumed to be
-        the donor's.
-      sizes: How many rows the embedding of each model has.
+      vocabularies: The vocabulary of each model; None if it cannot be read, in which case the
+        donor's is assumed.
+      sizes: The number of rows of the embedding of each model.
       extras: The plain files of the donor, by name.
       names: The special tokens of each model by their roles; used only with `transplant`.
 
     Returns:
-      The vocabulary, the files that hold it and the means to match rows.
+      The vocabulary, with its files and the means to match rows.
 
     Raises:
       RecipeError: If there is no tokenizer to start from, if cores differ under "union", if a model
-        and the donor share no token, if a token of the donor's core lacks a row, or if tokens are
+        and the donor share no token, if a token of the donor's core has no row, or if tokens are
         added without a tokenizer.json.
     """
     donor = spec.source if isinstance(spec.source, Ref) else base or models[0]
@@ -319,7 +319,7 @@ def output_vocabulary(
 
 
 def _drop_rowless(ids, added, donor, resolved, sizes, where, notes) -> None:
-    """Leaves out the donor's added tokens without a row; refuses such tokens of its core."""
+    """Removes the donor's added tokens without a row; refuses such tokens of its core."""
     beyond = [
         text
         for text, i in ids.items()
@@ -368,7 +368,7 @@ def _add(ids, added, text, entry, start) -> None:
 
 
 def _files(ids, added, start, extras, where) -> dict[str, bytes]:
-    """Writes the donor's tokenizer files with the tokens that were added or left out."""
+    """Writes the donor's tokenizer files after adding or removing tokens."""
     if start.document is None:
         raise RecipeError(where, f"adding tokens needs a tokenizer.json next to {start.source}")
     entries = sorted(added.values(), key=lambda entry: entry["id"])

@@ -1,8 +1,9 @@
-"""Reads a mapping of a recipe by its declaration. Errors contain the place and the remedy.
+"""Reads a mapping of a recipe by its declaration. Errors contain the position and the remedy.
 
 A declaration is a pydantic model: its fields are the keys of the mapping, under their names or
-aliases. Excluded fields are not keys. They hold the place of the mapping, or data derived from its
-keys. `parts` has the declarations of a recipe, and `tables` the declaration of a table of spaces.
+aliases. Excluded fields are not keys. They contain the position of the mapping, or data derived
+from its keys. `parts` contains the declarations of a recipe, and `tables` the declaration of a
+table of spaces.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -36,7 +37,7 @@ _BOUNDS |= {"le": "less than or equal to"}
 
 
 class Given(dict[str, Any]):
-    """A mapping of a recipe as a dict of plain values. It also keeps the places of its keys.
+    """A mapping of a recipe as a dict of plain values, which also stores the positions of its keys.
 
     Attributes:
       node: The node that the mapping was read from.
@@ -47,7 +48,7 @@ class Given(dict[str, Any]):
         self.node = node
 
     def only(self, *keys: str) -> str:
-        """Returns the single key of several that is given.
+        """Returns the only one of several keys that is given.
 
         Args:
           *keys: Keys that exclude one another. Exactly one of them must be given.
@@ -73,7 +74,7 @@ class Given(dict[str, Any]):
           *outer: The keys to put it under, the outermost first.
 
         Returns:
-          The mapping `{outer[0]: {outer[1]: ... self[key]}}`, with the places of `key`.
+          The mapping `{outer[0]: {outer[1]: ... self[key]}}`, with the positions of `key`.
         """
         node, value = self.node.value[key], self[key]
         for name in reversed(outer):
@@ -115,7 +116,7 @@ class Note(NamedTuple):
     """A part of a recipe that is allowed but has no effect.
 
     Attributes:
-      where: Its place in the recipe.
+      where: Its position in the recipe.
       text: A sentence about the part and the reason.
     """
 
@@ -125,7 +126,7 @@ class Note(NamedTuple):
 
 @dataclass(kw_only=True)
 class Reading:
-    """The context of validators (`info.context`); some declarations need a subclass of it.
+    """The context of validators (`info.context`); some declarations require a subclass of it.
 
     Attributes:
       notes: The parts without effect that were found so far.
@@ -141,7 +142,7 @@ def remark(info: ValidationInfo, where: Where, text: str) -> None:
 
 
 class Declared(BaseModel):
-    """The base of declarations: a mapping with these keys and no others.
+    """The base class of declarations: a mapping with these keys and no others.
 
     A key without a value counts as missing.
     """
@@ -176,7 +177,7 @@ class Declared(BaseModel):
 
     @classmethod
     def ignores(cls, key: str, keys: Collection[str]) -> str | None:
-        """Explains why an unknown key is allowed in the mapping, which has others."""
+        """Explains why an unknown key is allowed in the mapping."""
         del key, keys
         return None
 
@@ -201,7 +202,7 @@ class Declared(BaseModel):
                 raise RecipeError(part.key, f"unknown key {key!r} in {cls.what()}{hint}")
             if part.value is None or ignored is not None:
                 del given[key]
-        # Set for all declarations: one without this field ignores it.
+        # This is set for all declarations; those without this field ignore it.
         given["where"] = given.node.where
         try:
             return handler(given)
@@ -210,7 +211,7 @@ class Declared(BaseModel):
 
 
 class Placed(Declared):
-    """A mapping that knows its place.
+    """A mapping with its position.
 
     Attributes:
       where: Its place in the recipe.
@@ -220,14 +221,14 @@ class Placed(Declared):
 
 
 class Lenient(Declared):
-    """A mapping of a recipe, in which any key that it does not have gives a note.
+    """A mapping of a recipe in which an unknown key causes a note.
 
-    mergekit ignores such a key. One typing error away from a key of the mapping, it is an error.
+    mergekit ignores such a key. A key that is one typo away from a valid one is an error.
     """
 
     @classmethod
     def here(cls) -> str:
-        """Returns the place of the mapping's keys, in words."""
+        """Returns the position of the mapping's keys, in words."""
         return f"in {cls.what()}"
 
     @classmethod
@@ -239,7 +240,7 @@ def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
     """Reads a node by a declaration.
 
     Args:
-      declaration: The pydantic model with the allowed content.
+      declaration: The pydantic model with the allowed contents.
       node: The part of the recipe to read.
       context: The context of validators.
 
@@ -247,7 +248,7 @@ def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
       An instance of the declaration.
 
     Raises:
-      RecipeError: If the node has content that the declaration does not allow.
+      RecipeError: If the node has contents that the declaration does not allow.
     """
     try:
         return declaration.model_validate(plain(node), context=context)
@@ -256,13 +257,14 @@ def read(declaration: type[T], node: Node, context: Reading | None = None) -> T:
 
 
 def _in_our_words(declaration: type[BaseModel], node: Node, error: ErrorDetails) -> RecipeError:
-    """Converts a pydantic error to a RecipeError at the place of the error."""
+    """Converts a pydantic error to a RecipeError at the position of the error."""
     cause = error.get("ctx", {}).get("error")
-    # This error already has a place, deeper in the recipe.
+    # This error already has a position, deeper in the recipe.
     if isinstance(cause, RecipeError):
         return cause
     # The path from pydantic may have steps that are not in the recipe, such as the member of a
-    # union that failed. They are skipped, and the error gets the place of the nearest node above.
+    # union that failed. They are skipped, and the error gets the position of the nearest parent
+    # node.
     for step in error["loc"]:
         if isinstance(node.value, dict):
             node = node.value.get(step, node)
@@ -307,7 +309,7 @@ def expected(declaration: type[BaseModel], error: ErrorDetails) -> str:
 
 
 def _options(annotation: object) -> list[str]:
-    """The words that a type allows, wherever it contains a `Literal`."""
+    """Returns the words that the `Literal`s in a type allow."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)]
     return [word for part in get_args(annotation) for word in _options(part)]

@@ -1,9 +1,9 @@
 """The parameters that a recipe may set for each merging method: mergekit's names, and ours.
 
 Methods of mergekit keep its names, its defaults (under `compat="mergekit"`) and its rule for which
-models are inputs; the table `MERGEKIT` has them. Methods that mergekit lacks have our names, with
-the options of their signatures as parameters. The factor on the merged task vector is `scale`.
-mergekit's name for it, `lambda`, is read as the same parameter.
+models are inputs; the table `MERGEKIT` lists them. Methods that mergekit does not have use our
+names, with the options of their signatures as parameters. The factor on the merged task vector is
+`scale`. mergekit's name for it, `lambda`, is read as the same parameter.
 """
 
 import inspect
@@ -40,11 +40,12 @@ class Parameter(NamedTuple):
     Attributes:
       name: The name in a recipe.
       option: The name of our hyperparameter; None if the parameter has no effect on the result.
-      type: The type of a value, as pydantic takes it.
-      default: The default, which is mergekit's for methods that it has; `REQUIRED` without one.
+      type: The type of a value, for pydantic.
+      default: The default, which is mergekit's for methods that it has; `REQUIRED` if there is
+        none.
       per_model: Whether each model may have its own value. If so, the `parameters` of a model are
         read first, then the slice's, the module's and the recipe's; else only the latter three.
-      theirs: mergekit's name in a recipe, where it differs; "" elsewhere.
+      theirs: mergekit's name in a recipe, if it differs; otherwise "".
     """
 
     name: str
@@ -90,7 +91,7 @@ class Entry(NamedTuple):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Our hyperparameters' names, each with the parameter's name in YAML."""
+        """The names of our hyperparameters, each with the name of the parameter in YAML."""
         return {x.option: x.name for x in self.parameters.values() if x.option is not None}
 
     def parameter(self, key: str) -> Parameter | None:
@@ -120,7 +121,7 @@ _SCALE = Parameter("scale", "scale", Number, 1.0, theirs="lambda")
 
 
 def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter, ...]:
-    """The parameters of a method of task vectors, with its defaults for normalize and rescale."""
+    """Returns the parameters of a task vector method, with defaults for normalize and rescale."""
     return (
         _WEIGHT,
         _DENSITY,
@@ -133,7 +134,7 @@ def _deltas(normalize: bool, rescale: bool, *more: Parameter) -> tuple[Parameter
 
 
 def _without_effect(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
-    """Gives density and rescale no effect, as in mergekit's task arithmetic."""
+    """Makes density and rescale have no effect, as in mergekit's task arithmetic."""
     return tuple(
         p._replace(option=None) if p.name in ("density", "rescale") else p for p in parameters
     )
@@ -220,7 +221,7 @@ MERGEKIT = {
 }
 """mergekit's methods by name. Our merges define how many models each of them takes."""
 
-# The role of base_model, where mergekit's method and our merge differ.
+# The role of base_model if mergekit's method and our merge differ.
 _BASE_MODEL: Mapping[str, Base] = {"linear": "joins", "karcher": "joins", "slerp": "first"}
 _ELSEWHERE = frozenset({"key", "compat", "scope"})
 """Hyperparameters that a recipe sets at its top level; `key` is made from its seed."""
@@ -236,8 +237,8 @@ _BASES: Mapping[str, Base] = {
 def names() -> list[str]:
     """Lists the names that a recipe may give as merge_method.
 
-    Methods with arrays as hyperparameters are left out, since a recipe cannot hold arrays. So are
-    methods whose annotations allow values that they refuse (`methods.example`).
+    Methods with arrays as hyperparameters are omitted, because a recipe cannot contain arrays. So
+    are methods whose annotations allow values that they refuse (`methods.example`).
 
     Returns:
       The names, sorted.
@@ -263,8 +264,8 @@ def accepts(name: str, option: str) -> bool:
       option: The name of one of our hyperparameters.
 
     Returns:
-      Whether the method's signature has it; False for an unknown name, such as the name of a merge
-      given as a value.
+      Whether it is in the method's signature; False for an unknown name, such as the name of a
+      merge given as a value.
     """
     return name in methods.METHODS and option in methods.options_of(name)
 
@@ -277,12 +278,12 @@ def entry(method: str | Merge) -> Entry:
 
     Returns:
       For a name, mergekit's row if there is one, with the missing options of our signature.
-      `compat`, `scope` and `key` are left out, since a recipe sets them at its top level. For a
+      `compat`, `scope` and `key` are omitted, because a recipe sets them at its top level. For a
       merge, an entry with the weight as its only parameter.
 
     Raises:
-      ValueError: If no method has the name (the message lists the nearest), if its hyperparameters
-        are arrays, or if it refuses values that their annotations allow.
+      ValueError: If no method has the name (the message suggests similar names), if its
+        hyperparameters are arrays, or if it refuses values that their annotations allow.
 
     >>> entry("ties").parameters["density"].default, entry("ties").parameter("lambda").name
     (1.0, 'scale')
@@ -316,7 +317,7 @@ def entry(method: str | Merge) -> Entry:
 
 
 def _entry_of(merge: Merge) -> Entry:
-    """The entry of a merge: its number of models, the role of its base, and the weight."""
+    """Returns the entry of a merge: its number of models, the role of its base, and the weight."""
     title, reference, _ = MERGEKIT.get(merge.name, Listed(merge.name, "", {}))
     parameters = {"weight": _WEIGHT._replace(default=None)}
     return Entry(merge.name, _BASES[merge.base], *merge.models, parameters, title, reference, merge)

@@ -1,10 +1,10 @@
-"""Reads mergekit-moe's files, which describe mixtures of experts made from networks.
+"""Reads files in mergekit-moe's format, which describe mixtures of experts.
 
 The grammar is mergekit's, with additions: `gate_mode` may be zero, a file may have a `seed`, an
 expert may `drop` a fraction of its hidden units (they are drawn anew), and a prompt may be a list
 of tokens.
 
-base_model: path              # has everything except the experts
+base_model: path              # provides everything except the experts
 gate_mode: hidden             # or hidden_avg, cheap_embed, random, uniform_random, zero
 experts_per_token: 2
 dtype: bfloat16               # by default each tensor keeps its dtype
@@ -57,7 +57,7 @@ class Expert(Placed, Lenient):
     """An expert in a file.
 
     Attributes:
-      source_model: The network that has its feed-forward parts.
+      source_model: The network that provides its feed-forward parts.
       positive_prompts: Prompts for this expert.
       negative_prompts: Prompts for the other experts.
       noise_scale: The standard deviation of noise that is added to its weights.
@@ -78,11 +78,11 @@ class Mixture(Placed, Lenient):
     """A mixture of experts in a file.
 
     Attributes:
-      base_model: The network that has everything except the experts.
+      base_model: The network that provides everything except the experts.
       experts: The experts, in order.
-      gate_mode: How the routers are made.
+      gate_mode: The way in which the routers are made.
       dtype: The dtype of the output; None for each tensor's own dtype.
-      experts_per_token: How many experts each token uses.
+      experts_per_token: The number of experts that each token uses.
       shared_experts: An expert that every token uses, for mixtures that have one.
       architecture: The name of the mixture's architecture; None for the first that fits.
       seed: The seed of all random draws.
@@ -104,7 +104,7 @@ class Mixture(Placed, Lenient):
 
     @model_validator(mode="after")
     def _fits(self) -> "Mixture":
-        """Runs the checks that do not need the networks."""
+        """Runs the checks that do not require the networks."""
         if len(self.shared_experts) > 1:
             raise RecipeError(
                 self.shared_experts[1].where,
@@ -140,10 +140,10 @@ def parse(text: str | bytes, file: str = "mixture") -> Mixture:
       file: The file's name in error messages, such as its path.
 
     Returns:
-      The mixture, after all checks that do not need its networks.
+      The mixture, after all checks that do not require its networks.
 
     Raises:
-      RecipeError: If it is not valid; the message contains the place.
+      RecipeError: If it is not valid; the message contains the position.
 
     >>> mixture = parse("{base_model: a, gate_mode: zero, experts: [{source_model: a}], "
     ...                 "experts_per_token: 1}")
@@ -163,13 +163,14 @@ def copies(base: str | PathLike[str], experts: int, **options: Any) -> Mixture:
       base: The checkpoint, a plain path.
       experts: The number of experts.
       **options: The keys of a file, and keys of an expert, which then apply to all experts. None
-        counts as missing. `gate_mode` is "uniform_random" by default, since the experts are equal.
+        counts as missing. `gate_mode` is "uniform_random" by default, because the experts are
+        equal.
 
     Returns:
       The mixture.
 
     Raises:
-      RecipeError: If an option is unknown or its value does not fit.
+      RecipeError: If an option is unknown or its value is invalid.
 
     >>> copies("a", 4, noise_scale=0.01).experts[3].noise_scale
     0.01

@@ -1,7 +1,7 @@
-"""Declares every mapping that may stand in a recipe, one class for each.
+"""Declares all mappings that a recipe may contain, one class for each.
 
-`declared` reads YAML by these classes, and `recipes` makes and checks whole recipes from them. The
-parameters that a mapping may set depend on the method; `mergekit` lists them.
+`declared` reads YAML with these classes, and `recipes` makes and checks whole recipes from them.
+The parameters that a mapping may set depend on the method; `mergekit` lists them.
 """
 
 import re
@@ -64,8 +64,8 @@ class Ref(NamedTuple):
 
     Attributes:
       path: The folder or file.
-      revision: The revision, or the step of a run; None without one. It is also None if a folder
-        has the whole text, with its "@", as its name.
+      revision: The revision, or the step of a run; None without one. It is also None if the whole
+        text, including "@", is the name of a folder.
       lora: The path of an adapter that is added to the checkpoint; None without one.
       lora_revision: The revision of the adapter; None without one.
       steps: The operations on the checkpoint before it is merged, in this order.
@@ -108,13 +108,13 @@ class Document(Reading):
 
 
 def _document(info: ValidationInfo) -> Document:
-    """The document that is being read."""
+    """Returns the document that is being read."""
     assert isinstance(info.context, Document)
     return info.context
 
 
 def _ref(given: object, info: ValidationInfo) -> Ref:
-    """Reads a model that is given as one word or as a mapping."""
+    """Reads a model that is given as a single word or as a mapping."""
     if isinstance(given, Given):
         ref = read(Model, given.node, info.context).ref()
     elif isinstance(given, str) and (parts := re.fullmatch(f"{_PATH}(?:[+]{_PATH})?", given)):
@@ -149,7 +149,7 @@ def _layers(layers: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"expected [first, last + 1]; got {len(layers)} numbers")
     if not 0 <= layers[0] <= layers[1]:
         raise ValueError(f"expected 0 <= first <= last + 1; got {list(layers)}")
-    # The planner iterates over the range. A number this large is a typing error.
+    # The planner iterates over the range, and a number this large is a typo.
     if layers[1] > 1_000_000:
         raise ValueError(f"no model has {layers[1]} layers")
     return layers
@@ -187,7 +187,7 @@ def _renames(patterns: Mapping[str, str]) -> Mapping[str, str]:
 def _settings(
     given: object, info: ValidationInfo, *, of_model: bool = False
 ) -> Mapping[str, Setting]:
-    """Reads the parameters of a mapping, as the recipe's method takes them."""
+    """Reads the parameters of a mapping for the method of the recipe."""
     if not isinstance(given, Given):
         raise ValueError(f"expected parameters, a mapping; got {kind(given)}")
     document = _document(info)
@@ -223,7 +223,7 @@ def _settings(
 
 
 def _entry(given: str | Merge | mergekit.Entry, info: ValidationInfo) -> mergekit.Entry:
-    """Looks up the method, and puts it into the context for the validators that follow."""
+    """Looks up the method, and stores it in the context for later validators."""
     entry = given if isinstance(given, mergekit.Entry) else mergekit.entry(given)
     _document(info).entry = entry
     return entry
@@ -239,19 +239,20 @@ OwnParameters = Annotated[Mapping[str, Setting], PlainValidator(partial(_setting
 class Options(dict[str, Any]):
     """Immutable options by name, in the order of the names.
 
-    A `Ref` holds its steps and is a key of dictionaries, so options have a hash.
+    A `Ref` contains its steps and is a key of dictionaries, so options are hashable.
     """
 
     def __init__(self, given: Mapping[str, Any] = MappingProxyType({})) -> None:
         super().__init__(sorted(given.items()))
 
     def __hash__(self) -> int:  # type: ignore[override]
-        # Hashes only the names, since values may be lists and mappings.
+        # Hashes only the names, because values may be lists and mappings.
         return hash(tuple(self))
 
 
 class Step(Declared):
-    """An operation on a model before it is merged, which mergekit lacks: unknown keys are errors.
+    """An operation on a model before it is merged, which mergekit does not have: unknown keys are
+    errors.
 
     Attributes:
       options: All keys that are not fields, with their values.
@@ -275,7 +276,7 @@ def _target(given: object) -> str | Options:
 
 
 class Growth(Step):
-    """A model is enlarged before it is merged.
+    """The growth of a model before it is merged.
 
     Attributes:
       to: The target: the path of a config.json, factors such as {"width": 2}, or entries of a
@@ -297,7 +298,8 @@ class Growth(Step):
         from sail_jax.growth.named import METHODS
 
         for key in ("method", "depth_method"):
-            # A list, since the value may be a mapping, which cannot be looked up in a dict.
+            # This is a list because the value may be a mapping, which cannot be looked up in a
+            # dict.
             if given.get(key) is not None and given[key] not in [*METHODS]:
                 where = given.node.value[key].where
                 expected = ", ".join(METHODS)
@@ -309,7 +311,7 @@ class Growth(Step):
 
 
 class Alignment(Step):
-    """A model is aligned to another one before it is merged.
+    """The alignment of a model to another one before it is merged.
 
     Attributes:
       to: The model that it is aligned to.
@@ -327,11 +329,11 @@ class Alignment(Step):
 
 
 class Stepped(Lenient):
-    """A mapping with a model and its operations: the model is grown first, then aligned.
+    """A mapping with a model and its operations: it is first grown, then aligned.
 
     Attributes:
-      grow: How the model is grown; None to leave it.
-      align: How the model is aligned; None to leave it.
+      grow: The growth of the model; None for no growth.
+      align: The alignment of the model; None for no alignment.
     """
 
     grow: Growth | None = None
@@ -361,8 +363,8 @@ class Model(Stepped):
     Attributes:
       model: The checkpoint.
       lora: The adapter that is added to it; None without one.
-      grow: How the model is grown; None to leave it.
-      align: How the model is aligned; None to leave it.
+      grow: The growth of the model; None for no growth.
+      align: The alignment of the model; None for no alignment.
     """
 
     model: Annotated[Location, BeforeValidator(_location)]
@@ -381,9 +383,9 @@ class Source(Stepped, Placed):
       model: The model.
       layers: The layers (first, last + 1); None for all. The key is layer_range.
       parameters: The parameters set for this model alone.
-      grow: How the model is grown; None to leave it.
-      align: How the model is aligned; None to leave it.
-      where: Its place in the recipe.
+      grow: The growth of the model; None for no growth.
+      align: The alignment of the model; None for no alignment.
+      where: Its position in the recipe.
     """
 
     model: Reference
@@ -410,10 +412,10 @@ class Slice(Lenient, Placed):
       sources: The models, with the layers that are merged.
       base_model: The base in this slice; None for the recipe's.
       parameters: The parameters set for this slice.
-      where: Its place in the recipe.
+      where: Its position in the recipe.
     """
 
-    # Before `sources`: fields are validated in this order, and `_alike` needs it.
+    # This precedes `sources`, because fields are validated in order and `_alike` requires it.
     whole: bool = Field(False, exclude=True)
     sources: tuple[Source, ...]
     base_model: Reference | None = None
@@ -458,7 +460,7 @@ class Module(Lenient, Placed):
       slices: The slices, in the order of their layers in the output.
       parameters: The parameters set for this module.
       name: Its name; "" if the recipe has no modules, and this is the whole output.
-      where: Its place in the recipe.
+      where: Its position in the recipe.
     """
 
     slices: tuple[Slice, ...] = Field(
@@ -515,8 +517,8 @@ class Token(Lenient, Placed):
 
     Attributes:
       source: The row.
-      force: Whether all models get this row, or only those that lack the token.
-      where: Its place in the recipe.
+      force: Whether all models get this row, or only those without the token.
+      where: Its position in the recipe.
     """
 
     source: Annotated[Row, PlainValidator(_row)]
@@ -536,11 +538,11 @@ class Tokenizer(Lenient, Placed):
       tokens: The rows of single tokens, by token.
       pad_to_multiple_of: The number of embedding rows is rounded up to a multiple of this; None to
         keep rows without a token.
-      transplant: How a model gets the rows of tokens that it lacks: by "omp" or "nearest", both of
-        `sail_jax.transplant`, the "mean" of its other rows, or "zero". None for copies of the
-        other models' rows.
-      k: The most rows that one row is made from, by "omp" and "nearest".
-      where: Its place in the recipe.
+      transplant: The method that makes rows for tokens that are missing in a model: "omp" or
+        "nearest", both of `sail_jax.transplant`, the "mean" of its other rows, or "zero". None for
+        copies of the other models' rows.
+      k: The largest number of rows from which one row is made, by "omp" and "nearest".
+      where: Its position in the recipe.
     """
 
     source: Annotated[str | Ref, PlainValidator(_tokenizer_source)] = "union"
@@ -561,7 +563,7 @@ def _modules(given: object) -> list[object]:
 
 
 class Recipe(Lenient):
-    """A recipe, after all checks that do not need its checkpoints.
+    """A recipe, after all checks that do not require its checkpoints.
 
     Attributes:
       entry: The method. The key is merge_method.
@@ -581,24 +583,25 @@ class Recipe(Lenient):
         this choice; None for their default.
       seed: The seed of methods that draw random numbers.
       rename: Regular expressions and their replacements, applied to the tensor names of every
-        input, and to weights that an adapter names and its base lacks.
+        input, and to weights of an adapter that are missing in its base.
       select: Patterns of the tensors that are merged; None for the weights of a known training
         state, and for all tensors of anything else.
       rest: The source of tensors that are not selected: the "last" or the "first" model; "drop"
-        leaves them out, "error" refuses them.
-      missing: What happens if a model lacks a tensor: "error", "skip" to leave the model out, or
-        "base" to use the base's tensor for it.
-      extra: What happens to tensors that the output lacks: "error" or "ignore".
+        omits them, "error" refuses them.
+      missing: The treatment of a tensor that is missing in a model: "error", "skip" to omit the
+        model, or "base" to use the base's tensor.
+      extra: The treatment of tensors that are not in the output: "error" or "ignore".
       integers: The source of integers, bools or keys that differ: the base or else the "first"
         model, the "last" model, or the largest value ("max"); "refuse" makes it an error.
       name: The name of the result in other documents of the same file; None without a name.
       notes: The parts without effect, which mergekit ignores.
       uses: The names of other documents of the same file that are inputs.
       text: The YAML text; "" if the recipe was made in Python.
-      node: The YAML tree, for the places of keys.
+      node: The YAML tree, for the positions of keys.
     """
 
-    # Before all fields with parameters: fields are validated in order, and `_settings` needs it.
+    # This precedes all fields with parameters, because fields are validated in order and
+    # `_settings` requires it.
     entry: Annotated[mergekit.Entry, PlainValidator(_entry)] = Field(
         validation_alias="merge_method"
     )
@@ -658,7 +661,7 @@ class Recipe(Lenient):
         return self.entry.name
 
     def read(self) -> Mapping[str, mergekit.Parameter]:
-        """Lists the parameters of the method that count under the recipe's conventions.
+        """Lists the parameters of the method that have an effect under the recipe's conventions.
 
         Returns:
           The parameters by their names in YAML. Under mergekit's conventions, karcher does not
@@ -671,17 +674,17 @@ class Recipe(Lenient):
         return {name: p for name, p in every.items() if name in theirs or name not in PARAMETERS}
 
     def at(self, key: str) -> Where:
-        """Finds the place of a top-level key, for an error message."""
+        """Finds the position of a top-level key, for an error message."""
         given = self.node.value.get(key)
         return self.node.where._replace(path=key) if given is None else given.key
 
     def place_of(self, ref: Ref) -> Where:
-        """Finds the place of a model: its first source, else the base's place."""
+        """Finds the position of a model: its first source, or else that of the base."""
         named = [source.where for source in self.sources() if source.model == ref]
         return named[0] if named else self.at("base_model")
 
     def settings(self) -> list[tuple[str, Setting]]:
-        """Lists all parameters that are set in the recipe and count there."""
+        """Lists all parameters that are set in the recipe and have an effect there."""
         read = {key for p in self.read().values() for key in (p.name, p.theirs)}
         return [(name, setting) for name, setting in self.given() if name in read]
 

@@ -1,8 +1,8 @@
-"""Compiles regular expressions from recipes and adapters, which may come from strangers.
+"""Compiles regular expressions from recipes and adapters, which are untrusted.
 
-They run under RE2: its time is linear in the length of the name, and its memory is a few MB.
-Python's own engine can take exponential time on a hostile pattern. RE2 lacks lookarounds and
-references to groups within a pattern: https://github.com/google/re2/wiki/Syntax.
+They run under RE2, which takes linear time in the length of the name and a few MB of memory.
+Python's own engine can take exponential time on a hostile pattern. RE2 does not support lookarounds
+and references to groups within a pattern: https://github.com/google/re2/wiki/Syntax.
 """
 
 import re
@@ -27,7 +27,7 @@ def compiled(text: str) -> Pattern:
       A pattern with the methods of Python's `re.Pattern`.
 
     Raises:
-      ValueError: If RE2 does not accept the expression; the message quotes it.
+      ValueError: If the expression is invalid in RE2; the message quotes it.
 
     >>> compiled(r"\d+").search("block12")[0]
     '12'
@@ -47,7 +47,7 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
 
     Args:
       text: The regular expression, in RE2's syntax.
-      replacement: What replaces a match: \1, \g<1> and \g<name> stand for groups, \\ for a
+      replacement: The replacement of a match: \1, \g<1> and \g<name> stand for groups, \\ for a
         backslash. A group that matched nothing stands for "".
 
     Returns:
@@ -55,7 +55,7 @@ def renaming(text: str, replacement: str) -> Callable[[str], str]:
 
     Raises:
       ValueError: If `text` is not a regular expression, or if `replacement` refers to a group that
-        `text` lacks or holds any other escape.
+        is missing in `text` or contains any other escape.
 
     >>> renaming(r"^(\w+)\.block(\d+)", r"\1.layers.\g<2>")("model.block3.weight")
     'model.layers.3.weight'

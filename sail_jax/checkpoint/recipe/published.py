@@ -1,9 +1,9 @@
-"""The words of mergekit 0.1.5, and the places where it reads them.
+"""The words of mergekit 0.1.5, and the positions where it reads them.
 
 mergekit ignores every key that a mapping does not read, and every parameter that the method does
-not read. Here such a word gives a note, with the place where it belongs if mergekit reads it
-elsewhere. A word that is one typing error away from a word that is known in its place is an error.
-`mergekit.MERGEKIT` lists the parameters of each method.
+not read. Here such a word causes a note, which states where it belongs if mergekit reads it
+elsewhere. A word that is one typo away from a valid one is an error. `mergekit.MERGEKIT` lists the
+parameters of each method.
 """
 
 KEYS = {
@@ -35,16 +35,16 @@ PARAMETERS = (
 
 
 def without_effect(word: str, here: str, *, of_method: bool = False) -> str:
-    """Says that a word has no effect in a place, and where it belongs.
+    """Explains that a word has no effect at its position, and where it belongs.
 
     Args:
       word: A key, or the name of a parameter.
-      here: The place, in words.
-      of_method: Whether it is one of a method's parameters. Then its place is right, but the method
-        does not read it.
+      here: The position, in words.
+      of_method: Whether it is one of a method's parameters. In that case its position is valid, but
+        the method does not read it.
 
     Returns:
-      A sentence, with the place where mergekit reads the word if there is one.
+      A sentence, with the position where mergekit reads the word if there is one.
 
     >>> without_effect("pad_to_multiple_of", "at the top")
     'pad_to_multiple_of has no effect at the top; it belongs in tokenizer'
@@ -60,6 +60,6 @@ def without_effect(word: str, here: str, *, of_method: bool = False) -> str:
 
 
 def _places(word: str) -> list[str]:
-    """The places where mergekit reads a word; empty if it reads it nowhere."""
+    """Returns the positions where mergekit reads a word; empty if there are none."""
     places = [place for place, keys in KEYS.items() if word in keys]
     return ["in parameters"] if word in PARAMETERS else places

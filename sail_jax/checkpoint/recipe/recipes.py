@@ -1,19 +1,19 @@
 """Makes recipes, the descriptions of merges, from mergekit's YAML or from Python.
 
-The grammar is mergekit's. A key or parameter that nobody reads gives a note, since mergekit ignores
-it. One typing error away from a valid one, it is an error (`published`). So is an unknown method,
-or a filter without effect. An error has the line and the nearest valid name. At the top level a
-recipe may also have:
+The grammar is mergekit's. A key or parameter without effect causes a note, because mergekit ignores
+it. If it is one typo away from a valid one, it is an error (`published`). So is an unknown method,
+or a filter without effect. An error contains the line and the nearest valid name. At the top level
+a recipe may also have:
 
     compat: mergekit | paper        the origin of defaults and variants; in a file mergekit
-    scope: tensor | tree            of methods that have one
-    seed: 0                         of methods that draw random numbers
+    scope: tensor | tree            for methods with this choice
+    seed: 0                         for methods that draw random numbers
     rename: {pattern: replacement}  regular expressions, applied to the tensor names of every input
     select: params/*                patterns of the tensors that are merged, "," between them; by
                                     default the weights of a known training state
     rest: last | first | drop | error    the source of tensors that are not selected
-    missing: error | skip | base    where an input lacks a tensor: left out, or counted as base
-    extra: error | ignore           tensors that the output's model lacks
+    missing: error | skip | base    a tensor is missing in an input: omit the input, or use the base
+    extra: error | ignore           tensors that are not in the output's model
     integers: first | last | max | refuse    the source of integers and keys that differ
     requantize: fp8                 weights are written in FP8 again, in the scheme of the base
 
@@ -22,10 +22,10 @@ A model, in any place (`models`, `sources`, or base_model: {model: ...}), may al
     grow: {to: config.json, factors {width: 2} or entries, method: lemon, seed: 0, ...}
     align: {to: model, ...}         permuted to match another model, after it has grown
 
-Filters may be "re:..." or "glob:..." patterns. All regular expressions are RE2's. Where mergekit
-fails or is unsound, recipes are read differently: a single {filter, value} mapping is a setting;
-lists of bools are steps, not interpolated numbers; `dtype` is only the output's dtype (arithmetic
-is in float32 or better), and `out_dtype` takes precedence over it.
+Filters may be "re:..." or "glob:..." patterns. All regular expressions are RE2's. Recipes are
+interpreted differently where mergekit fails or is unsound: a single {filter, value} mapping is a
+setting; lists of bools are steps, not interpolated numbers; `dtype` is only the output's dtype
+(arithmetic is in float32 or better), and `out_dtype` takes precedence over it.
 """
 
 import graphlib
@@ -74,19 +74,19 @@ def parse(text: str | bytes, file: str = "recipe") -> Recipe:
 
 
 def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
-    """Reads all recipes of a file: one, or several documents that use each other by name.
+    """Reads all recipes of a file: one, or several documents that refer to each other by name.
 
     Args:
       text: The recipes, in UTF-8 if it is bytes.
       file: The name of the text in error messages, such as its path.
 
     Returns:
-      The recipes, each after the recipes that it uses. Those that no other uses are the outputs of
-      the file; see `finals`.
+      The recipes, each after the recipes that it uses. Those that are not used by others are the
+      outputs of the file; see `finals`.
 
     Raises:
-      RecipeError: As `parse` does. Also if several documents share a name, need each other in a
-        circle, or if one of several outputs lacks a name.
+      RecipeError: As `parse` does. Also if several documents share a name or form a cycle, or if
+        one of several outputs has no name.
 
     >>> text = "name: b\\nmerge_method: passthrough\\nmodels: [{model: NEXT}]\\n"
     >>> several = text.replace("NEXT", "a") + "---\\n" + text.replace("b", "a", 1)
@@ -127,7 +127,7 @@ def parse_all(text: str | bytes, file: str = "recipe") -> tuple[Recipe, ...]:
     return tuple(ordered)
 
 
-# The most bytes of a file of recipes.
+# The largest number of bytes of a file of recipes.
 _MOST = 1 << 20
 
 
@@ -141,18 +141,18 @@ def read_file(path: str | PathLike[str]) -> tuple[Recipe, ...]:
       The recipes, as `parse_all` orders them.
 
     Raises:
-      RecipeError: If the file holds no valid recipe.
+      RecipeError: If the file contains no valid recipe.
       StoreError: If it cannot be read, or is too long.
     """
     return parse_all(disk.read_bytes(Path(path), _MOST), str(path))
 
 
-# One part of a path, without the characters that have a meaning in the name of a model.
+# One part of a path, without characters that have a special meaning in the name of a model.
 _NAME = re.compile(r"[^\\/@+*?\[\]\0.][^\\/@+*?\[\]\0]{0,199}")
 
 
 def finals(recipes: Sequence[Recipe]) -> list[Recipe]:
-    """Lists the recipes that no other of a file uses.
+    """Lists the recipes of a file that no other recipe uses.
 
     Args:
       recipes: The recipes of a file.
@@ -188,7 +188,7 @@ def simple(
     """Makes the recipe of one merge of whole models, without YAML.
 
     Args:
-      models: The checkpoints. Text is a plain path, even with "+" or "@" in it.
+      models: The checkpoints. Text is a plain path, even if it contains "+" or "@".
       base: The base; None without one.
       method: A merge, or the name of a method.
       weights: One weight per model; None for the method's default, which is 1 each where mergekit
@@ -201,10 +201,10 @@ def simple(
         tokenizer ("union", "base", a model, or a mapping as in YAML), chat_template.
 
     Returns:
-      The recipe, after all checks that do not need its checkpoints.
+      The recipe, after all checks that do not require its checkpoints.
 
     Raises:
-      RecipeError: If the method or an option is unknown, or if a value does not fit.
+      RecipeError: If the method or an option is unknown, or if a value is invalid.
 
     >>> simple(["a", "b"], "base", "ties", density=[0.2, 0.5]).modules[0].slices[0].sources[1].model
     Ref(path='b', revision=None, lora=None, lora_revision=None, steps=())
@@ -217,7 +217,7 @@ def simple(
         raise RecipeError(Where("models"), f"expected a sequence of paths, got {described(models)}")
     weight = entry.parameters.get("weight")
     if weights is None and compat != "paper" and weight and weight.required:
-        # mergekit demands weights in every recipe; here they default to 1.
+        # mergekit requires weights in every recipe; here they default to 1.
         weights = [1.0] * len(models)
     if weights is not None:
         options["weight"] = list(weights)
@@ -294,8 +294,8 @@ def check(recipe: Recipe, notes: Iterable[Note] = ()) -> Recipe:
       The recipe without these parts, and with a note for each of them.
 
     Raises:
-      RecipeError: If there are too few or too many models, if a base or a parameter is missing,
-        or if the recipe has a scope that the method lacks.
+      RecipeError: If there are too few or too many models, if a base or a parameter is missing, or
+        if the recipe sets a scope for a method without scopes.
     """
     entry = recipe.entry
     recipe, passed = _without_bases(recipe)
@@ -336,7 +336,7 @@ def _unread(recipe: Recipe) -> Iterator[Note]:
     """Yields a note for each known parameter that has no effect in this recipe."""
     read = recipe.read()
     for name, setting in recipe.given():
-        # int8_mask is the dtype of mergekit's masks: the result is the same.
+        # int8_mask is the dtype of mergekit's masks, which does not affect the result.
         parameter = recipe.entry.parameter(name)
         if parameter is None:
             continue
@@ -383,8 +383,8 @@ def merged_sources(recipe: Recipe, part: Slice) -> tuple[list[Source], Source | 
     if entry.base == "first":
         return [listed or unlisted, *others], listed
     if entry.base == "joins":
-        # In mergekit the base of whole models is one more of them. A base without a weight is
-        # refused there; older versions ignored it, as is done here.
+        # In mergekit the base of whole models is one of the merged models. A base without a weight
+        # is refused there; older versions ignored it, as is done here.
         outer = {*part.parameters, *recipe.parameters}
         within = [m for m in recipe.modules if any(part is x for x in m.slices)]
         outer |= {name for module in within for name in module.parameters}
@@ -402,7 +402,7 @@ def _check_inputs(recipe: Recipe, module: Module, part: Slice) -> None:
     if base is None and (entry.base == "required" or first):
         raise RecipeError(part.where, f"{entry.name} needs base_model, which is missing")
     sources, _ = merged_sources(recipe, part)
-    # The published way to add an adapter to a model for good: base and only model are the same.
+    # The published way to merge an adapter into its model: the base is also the only model.
     if part.sources and not sources and entry.alone:
         return
     if not part.sources or not entry.least <= len(sources) <= (entry.most or len(sources)):

@@ -2,7 +2,7 @@
 
 A parameter is set to a value, to values that are interpolated over the layers, or to conditions.
 Each condition has a filter of tensor names and such a value. `declared` reads the mappings. A
-`Ledger` gives the planner the value at each tensor.
+`Ledger` returns the value for each tensor.
 """
 
 import fnmatch
@@ -39,7 +39,7 @@ def _scalar(value: object) -> Value:
     return value
 
 
-# YAML 1.1 reads 1e-5 as text. Where a number is expected, such a text counts as a number.
+# YAML 1.1 reads 1e-5 as text. Such a text is converted if a number is expected.
 Number = Annotated[float, BeforeValidator(_no_flag), Field(allow_inf_nan=False)]
 Integer = Annotated[int, BeforeValidator(_no_flag)]
 Natural = Annotated[Integer, Field(ge=0, lt=2**63)]
@@ -51,8 +51,8 @@ def between(low: float, high: float = math.inf, *, above: bool = False) -> Any:
 
     Args:
       low: The lower bound.
-      high: The upper bound, itself allowed; infinite for none.
-      above: Whether `low` itself is not allowed.
+      high: The upper bound, included; infinite for none.
+      above: Whether `low` is excluded.
 
     Returns:
       A type that refuses all other numbers, including infinite ones.
@@ -104,12 +104,12 @@ def _value(given: object, info: ValidationInfo) -> object:
 
 
 class Condition(Lenient, Placed):
-    """A value of a parameter, for the tensors with names that fit a filter.
+    """A value of a parameter, for the tensors whose names match a filter.
 
-    The context with which a condition is read, an `OfType`, gives the type of the value.
+    The context in which a condition is read, an `OfType`, determines the type of the value.
 
     Attributes:
-      filter: The filter, as `matcher` takes it; None to fit all tensors.
+      filter: The filter, for `matcher`; None matches all tensors.
       values: The values, spread evenly over the layers; one for all of them. The key is value.
       where: Its place in the recipe.
     """
@@ -138,15 +138,15 @@ def setting(node: Node, type: object, notes: list[Note]) -> Setting:
       notes: A list to which notes are added.
 
     Returns:
-      The conditions in their order. A plain value becomes one condition that fits all tensors.
+      The conditions in their order. A plain value becomes one condition that matches all tensors.
 
     Raises:
-      RecipeError: If a value is not of the type, or a condition comes after one that fits
+      RecipeError: If a value has another type, or a condition comes after one that matches
         everything.
     """
     several = isinstance(node.value, list) and any(isinstance(p.value, dict) for p in node.value)
     if not several and not isinstance(node.value, dict):
-        # A plain value is the condition that fits every tensor.
+        # A plain value is a condition that matches every tensor.
         node = node._replace(value={"value": node})
     context = OfType(type=type, notes=notes)
     conditions = tuple(read(Condition, p, context) for p in (node.value if several else [node]))
@@ -160,12 +160,12 @@ def setting(node: Node, type: object, notes: list[Note]) -> Setting:
 def interpolate(values: Sequence[Value], t: float) -> Value:
     """Interpolates values that are spread evenly over [0, 1].
 
-    With n values, value i stands at i / (n - 1). Numbers are interpolated linearly between these
-    points. For bools and texts, the last value reached counts.
+    With n values, value i is at i / (n - 1). Numbers are interpolated linearly between these
+    points. For bools and texts, the value is that of the last point before.
 
     Args:
       values: One value or more.
-      t: The place, in [0, 1].
+      t: The position, in [0, 1].
 
     Returns:
       The value at `t`.
@@ -184,15 +184,15 @@ def interpolate(values: Sequence[Value], t: float) -> Value:
 
 
 def matcher(filter: str | None) -> Callable[[str], bool]:
-    """Makes a test of whether a tensor name fits a filter.
+    """Makes a function that tests whether a tensor name matches a filter.
 
     Args:
-      filter: None or "*" fits every name. "re:..." fits where the regular expression is found.
-        "glob:..." must match the whole name. Any other text fits if it is part of the name, as in
-        mergekit, which lacks "re:" and "glob:".
+      filter: None or "*" matches every name. "re:..." matches if the regular expression is found.
+        "glob:..." must match the whole name. Any other text matches if it is part of the name, as
+        in mergekit, which does not have "re:" and "glob:".
 
     Returns:
-      A function from a name to whether it fits.
+      A function from a name to whether it matches.
 
     Raises:
       ValueError: If the text after "re:" is not a regular expression of RE2.
@@ -223,13 +223,13 @@ class Ledger:
 
         Args:
           scopes: The settings of the parameter, the one closest to the tensor first; None where it
-            is not set. The first setting with a condition that fits counts, by its first such
+            is not set. The first condition that matches is used, of the first setting with such a
             condition.
           name: The name of the tensor.
-          t: The place of the tensor in its slice, in [0, 1].
+          t: The position of the tensor in its slice, in [0, 1].
 
         Returns:
-          The value; None if no condition fits.
+          The value; None if no condition matches.
         """
         for setting in scopes:
             if setting is None:
@@ -251,7 +251,7 @@ class Ledger:
           A note for each setting without a filter that is overridden everywhere.
 
         Raises:
-          RecipeError: If a filter had no effect, or if it is ambiguous, as "layers.1" is if there
+          RecipeError: If a filter had no effect, or if it is ambiguous, such as "layers.1" if there
             are tensors of layers 1 and 10.
         """
         notes = []
@@ -271,7 +271,7 @@ class Ledger:
         return notes
 
     def _unreached(self, parameter: str, setting: Setting, condition: Condition) -> str:
-        """Explains a filter without effect: it comes too late, is overridden or fits no tensor."""
+        """Explains why a filter has no effect: it is too late, overridden or matches no tensor."""
         asked = self._asked.get(setting, {})
         fitting = [name for name in asked if condition.fits(name)]
         if fitting:
@@ -289,13 +289,13 @@ class Ledger:
 
 
 def _unambiguous(condition: Condition, names: Iterable[str]) -> None:
-    """Refuses a filter that begins or ends with a digit and fits within a longer number."""
+    """Refuses a filter that begins or ends with a digit and matches within a longer number."""
     text = condition.filter or ""
     if text.startswith(("re:", "glob:")) or not (text[:1].isdigit() or text[-1:].isdigit()):
         return
     before = r"(?:^|\D)" if text[0].isdigit() else ""
     after = r"(?:\D|$)" if text[-1].isdigit() else ""
-    # The same filter, without a further digit next to it.
+    # The same filter, without an adjacent digit.
     exact = compiled(before + re.escape(text) + after)
     longer = [name for name in names if not exact.search(name)]
     if longer:

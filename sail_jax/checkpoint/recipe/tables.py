@@ -6,7 +6,7 @@ axes:                              # see `sail_jax.basis.axes`: a pattern of pat
   blocks.{i}.in.weight: hidden.{i} resid*
   blocks.{i}.out.weight: resid hidden.{i}*
 spaces: {"hidden.{i}": relu}       # the nonlinearity of a space
-sizes: {"head.{i}": 4}             # sizes that no tensor shows
+sizes: {"head.{i}": 4}             # sizes that no shape determines
 settings: {hidden_size: resid}     # the spaces of an entry of config.json
 layers: {num_layers: "blocks.{i}."}    # the entry that counts the layers, and their prefix
 optional: ["*.bias"]               # patterns that need not match
@@ -42,7 +42,7 @@ def _pattern(text: str) -> str:
 
 
 def _prefix(text: str) -> str:
-    """Checks the prefix of a layer's tensors, which has a place for the number of the layer."""
+    """Checks that the prefix of a layer's tensors contains a placeholder for its number."""
     if "i" not in path_pattern(text).groupindex:
         raise ValueError(f"expected a prefix with {{i}} for the number of a layer, got {text!r}")
     return text
@@ -116,17 +116,17 @@ def read_table(path: str | Path) -> Rules:
       path: A YAML or JSON file.
 
     Returns:
-      The rules of the architecture, as `sail_jax.architectures` has them for known ones.
+      The rules of the architecture, like those of known ones in `sail_jax.architectures`.
 
     Raises:
       RecipeError: If a key is unknown, axes cannot be parsed, a size is not a whole number, a name
-        is not a space of the axes, or questions of a draft are open; the message has the line.
+        is not a space of the axes, or questions of a draft are open; the message contains the line.
       StoreError: If the file is missing or too long.
     """
     root = compose(disk.read_bytes(Path(path), LIMIT), str(path))
     table = read(Table, root)
-    # A draft must not be used before its open questions are answered, since a wrong guess changes
-    # the function silently.
+    # A draft must not be used before its open questions are answered, because a wrong guess would
+    # silently change the function.
     if table.open:
         raise RecipeError(
             root.value["open"].key,
@@ -137,7 +137,7 @@ def read_table(path: str | Path) -> Rules:
     names = sorted({word.rstrip("*") for word in words} - {"_", "diag"})
 
     def named(part: str, key: str, name: str) -> list[str]:
-        """The names of spaces in the axes that a name or pattern stands for."""
+        """Returns the spaces in the axes that a name or pattern stands for."""
         if name in names:
             return [name]
         where = root.value[part].value[key].key
@@ -196,7 +196,7 @@ def draft_table(checkpoint: Checkpoint, config: Config | None = None) -> str:
     lines: list[str] = [*_UNSEEN.splitlines()]
     for key, table in parts.items():
         if table:
-            # JSON strings are valid YAML, whatever characters a name holds.
+            # JSON strings are valid YAML for any characters in a name.
             lines += [f"{key}:", *(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in table.items())]
     if drafted.questions:
         lines.append("open:  # answer these questions in the table, then remove them")

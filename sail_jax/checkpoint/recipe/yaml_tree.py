@@ -1,7 +1,7 @@
-"""Reads YAML into a tree in which every part has its line and its key path.
+"""Reads YAML into a tree in which every part has a line and a key path.
 
-The rest of the package turns this tree into recipes and tables. YAML may come from a stranger, so
-only plain values are made from it, and its size is bounded.
+The rest of the package turns this tree into recipes and tables. YAML may be untrusted, so only
+plain values are made from it, and its size is bounded.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ _KINDS = {"str", "int", "float", "bool", "null", "timestamp", "value"}
 
 
 class Where(NamedTuple):
-    """A place in a recipe.
+    """A position in a recipe.
 
     Attributes:
       path: The key path, such as `models[1].parameters`; "" for the top.
@@ -38,12 +38,12 @@ class Where(NamedTuple):
 
 
 class RecipeError(ValueError):
-    """Something in a recipe is wrong, or does not fit the recipe's inputs.
+    """Raised if a part of a recipe is invalid, or does not match the recipe's inputs.
 
-    The message begins with the place, if it is known.
+    The message begins with the position, if it is known.
 
     Attributes:
-      where: The place of the error in the recipe.
+      where: The position of the error in the recipe.
     """
 
     def __init__(self, where: Where, message: str):
@@ -52,13 +52,13 @@ class RecipeError(ValueError):
 
 
 class Node(NamedTuple):
-    """A part of a YAML document, with its place.
+    """A part of a YAML document, with its position.
 
     Attributes:
       value: A dict or a list of nodes, or a str, int, float, bool or None.
-      where: The place of the value.
-      key: The place of the value's key; equal to `where` for a part without a key, such as an item
-        of a list.
+      where: The position of the value.
+      key: The position of the value's key; equal to `where` for a part without a key, such as an
+        item of a list.
     """
 
     value: Any
@@ -97,7 +97,7 @@ def compose(text: str | bytes, file: str = "recipe") -> Node:
 def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
     """Reads the YAML documents in a text into trees of nodes, as `compose` does with one.
 
-    The bounds hold for all of them together.
+    The bounds apply to all of them together.
 
     Args:
       text: The YAML text, in UTF-8 if it is bytes; at most `LIMIT` bytes.
@@ -126,7 +126,7 @@ def compose_all(text: str | bytes, file: str = "recipe") -> list[Node]:
     left = _NODES
 
     class Loader(yaml.SafeLoader):
-        """Stops at too many nodes: PyYAML takes seconds for a text of the longest length."""
+        """Stops at too many nodes, because PyYAML takes seconds for a text of maximal length."""
 
         def compose_node(self, *place: Any) -> Any:
             nonlocal left
@@ -165,7 +165,7 @@ class _Walk:
         self.file, self.left, self.scalars = file, _NODES, SafeConstructor()
 
     def node(self, raw: Any, path: str, key: Where | None, depth: int) -> Node:
-        """Converts a node and all below it; `path` is its key path, `key` its key's place."""
+        """Converts a node and its children; `path` is its key path, `key` its key's position."""
         at = self.at(raw, path)
         self.left -= 1
         if self.left < 0:
@@ -197,7 +197,7 @@ class _Walk:
     def scalar(self, raw: Any, at: Where) -> Any:
         """Converts a scalar; text other than a number, a bool or null stays unchanged."""
         kind = self.tag(raw, at, *_KINDS)
-        # PyYAML's own constructors know all numbers of YAML 1.1, such as 0x1F and 1_000.
+        # PyYAML's own constructors parse all numbers of YAML 1.1, such as 0x1F and 1_000.
         try:
             if kind == "int":
                 return self.scalars.construct_yaml_int(raw)
@@ -218,8 +218,8 @@ class _Walk:
                 for parent in part.value if part.id == "sequence" else [part]:
                     if parent.id != "mapping":
                         raise RecipeError(at, "<<: expected a mapping, or a list of mappings")
-                    # Of several parents the first one prevails, according to YAML's specification
-                    # of "<<".
+                    # If there are several parents, the first one takes precedence, according to the
+                    # specification of "<<".
                     merged = self.node(parent, path, None, depth + 1).value | merged
                 continue
             if name.id != "scalar":

@@ -1,1 +1,1 @@
-"""Tensors computed as they are read: adapted, grown, in another basis, with other rows."""
+"""Tensors that are computed as they are read: adapted, grown, in another basis, with other rows."""

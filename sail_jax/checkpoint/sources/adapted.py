@@ -1,4 +1,4 @@
-"""Weights with a change of low rank added, computed as they are read."""
+"""Adds changes of low rank to weights as they are read."""
 
 import math
 from collections.abc import Iterator
@@ -18,9 +18,9 @@ from sail_jax.merging.tensors import (
     same_entries,
 )
 
-# How many entries of B A are computed at once.
+# The number of entries of B A that are computed at once.
 _BLOCK = 1 << 18
-# How many entries are converted at once.
+# The number of entries that are converted at once.
 _CHUNK = 1 << 20
 
 
@@ -35,9 +35,9 @@ class Change(NamedTuple):
       scale: The factor on the product.
       transposed: Whether (B A)^T is added, because the weight is stored as [in, out].
       magnitude: DoRA's norms of the output units; None without DoRA.
-      experts: How many pairs of factors are stacked.
-      one: An expert and the rows of its product that are added, for a base that stores each expert
-        in separate tensors; None for all.
+      experts: The number of stacked pairs of factors.
+      one: An expert and the added rows of its product, for a base that stores each expert in
+        separate tensors; None for all.
     """
 
     B: Tensor
@@ -56,7 +56,7 @@ class Change(NamedTuple):
           base: The weight.
 
         Raises:
-          CheckpointError: If the shape or the dtype does not fit.
+          CheckpointError: If the shape or the dtype is incompatible.
         """
         what = f"{name} of {self.B.source}: expected"
         if base.shape != self.shape:
@@ -96,7 +96,7 @@ class Change(NamedTuple):
         Returns:
           For each expert a left and a right factor, in float32.
         """
-        # Scaled once, on the small factor and not on every block of the product.
+        # The small factor is scaled once, instead of every block of the product.
         B = _whole(self.B) * np.float32(self.scale if scale is None else scale)
         A = np.ones((1, 1), np.float32) if self.A is None else _whole(self.A)
         if self.one is not None:
@@ -119,13 +119,13 @@ class Change(NamedTuple):
           other: The other change.
 
         Returns:
-          True if it is. False if it is not, or if only the sums would show it.
+          True if it is. False if it is not, or if only the sums could show it.
         """
         if self.magnitude is not None or other.magnitude is not None:
             return False
         if self.scale != other.scale or self.experts != other.experts:
             return False
-        # Compared without the scale, which is in the left or the right factor.
+        # The scale, which is in the left or the right factor, is not compared.
         pairs = zip(self.matrices(1.0), other.matrices(1.0), strict=True)
         return all(np.array_equal(x, y) for one in pairs for x, y in zip(*one, strict=True))
 
@@ -141,7 +141,7 @@ class Adapted(OnDemand):
     The sum is taken in float32 and rounded once. With DoRA's magnitudes m, it is multiplied by
     m / |sum| before that, where the norm is taken over the inputs of each output unit. The factors
     are kept in memory, but the product is not. It is computed in blocks of rows that depend only on
-    the shape. So an entry has the same bits whatever else is read with it.
+    the shape, so an entry has the same bits regardless of what else is read.
 
     Attributes:
       base: The weight without the adapter.
@@ -152,7 +152,7 @@ class Adapted(OnDemand):
     """
 
     def __init__(self, base: Tensor, change: Change, dtype: np.dtype | None = None) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           base: The weight without the adapter, of the change's shape.
@@ -168,7 +168,7 @@ class Adapted(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of the factors, and of a block: the base, its change, and their sum."""
+        """The bytes of the factors and of a block: the base, its change, and their sum."""
         parts = self.change.tensors
         entries = sum(math.prod(part.shape) for part in parts)
         block = max(_BLOCK, self._columns) * (self.base.dtype.itemsize + 3 * 4)
@@ -213,15 +213,15 @@ class Adapted(OnDemand):
             left, right = matrices[which]
             first = which * size
             low, high = max(start, first) - first, min(stop, first + size) - first
-            # Blocks begin at multiples of their height, wherever a read begins.
+            # Blocks begin at multiples of their height, regardless of where a read begins.
             for row in range(low // columns // height * height, -(-high // columns), height):
                 at = row * columns
                 begin, end = max(low, at), min(high, at + height * columns)
                 original = np.empty(end - begin, self.base.dtype)
                 self.base.read(original, first + begin)
                 change = (left[row : row + height] @ right).reshape(-1)[begin - at : end - at]
-                # The sum in float32 and a single cast: adding in bfloat16 would round small
-                # changes away.
+                # The sum is in float32 with a single cast, because adding in bfloat16 would round
+                # small changes away.
                 yield first + begin, original.astype(np.float32) + change
 
 
@@ -229,7 +229,7 @@ class Named:
     """A tensor under another name, and optionally in another dtype."""
 
     def __init__(self, tensor: Tensor, name: str, dtype: np.dtype | None = None) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           tensor: The tensor.
@@ -242,7 +242,7 @@ class Named:
 
     @property
     def needs(self) -> int:
-        """Bytes that the tensor itself holds."""
+        """The bytes that the tensor itself requires."""
         return held(self.tensor)
 
     def read(self, out: np.ndarray, start: int = 0) -> None:
@@ -259,13 +259,13 @@ class Turned(OnDemand):
     """The transpose of a small matrix."""
 
     def __init__(self, tensor: Tensor) -> None:
-        """Stores the matrix; reads nothing yet."""
+        """Stores the matrix, without reading."""
         super().__init__(tensor.name, tensor.dtype, tensor.shape[::-1], tensor.source)
         self.tensor = tensor
 
     @property
     def needs(self) -> int:
-        """Bytes of the matrix and its transpose."""
+        """The bytes of the matrix and its transpose."""
         return 2 * bytes_of(self.tensor) + held(self.tensor)
 
     def form(self) -> np.ndarray:
@@ -276,7 +276,7 @@ class Piece(Named):
     """Consecutive entries of a tensor, as a tensor of another shape."""
 
     def __init__(self, tensor: Tensor, name: str, start: int, shape: Shape) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           tensor: The tensor.
@@ -331,18 +331,19 @@ def same(a: Tensor, b: Tensor) -> bool:
 
 
 def _alike(a: Adapted, b: Adapted) -> bool:
-    """Whether two weights are the same base with the same change."""
-    # B A of a head and (B A)^T of an embedding are one change, though rounded differently.
+    """Checks whether two weights have the same base and the same change."""
+    # B A of a head and (B A)^T of an embedding are the same change, although they are rounded
+    # differently.
     return a.change.equals(b.change) and same(a.base, b.base)
 
 
 def _under(tensor: Tensor) -> Tensor:
-    """The tensor under a chain of new names."""
+    """Returns the tensor under a chain of new names."""
     while type(tensor) is Named and tensor.dtype == tensor.tensor.dtype:
         tensor = tensor.tensor
     return tensor
 
 
 def _whole(tensor: Tensor) -> np.ndarray:
-    """A tensor in memory, in float32."""
+    """Loads a tensor into memory, in float32."""
     return read_whole(tensor).astype(np.float32)

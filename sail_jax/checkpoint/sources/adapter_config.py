@@ -1,8 +1,8 @@
 """The entries of an adapter's configuration that affect the computation.
 
-Some entries enter the computation: the fields of `AdapterConfig`. Some choose which modules were
-trained, which the tensors show anyway, or act only in training. Any other entry is refused by its
-key, unless it is switched off: it changes the function or the base, or is unknown here.
+Some entries affect the computation: the fields of `AdapterConfig`. Some select the trained modules,
+which also follows from the tensors, or matter only in training. Any other entry is refused by its
+key, unless it is switched off: it changes the function or the base, or is unknown.
 """
 
 import math
@@ -19,8 +19,8 @@ from sail_jax.checkpoint.recipe.patterns import Pattern, compiled
 from sail_jax.configurations import Config
 
 # Entries of peft 0.21's LoraConfig that do not affect a trained adapter: its origin, the choice of
-# modules, and options of training and initialisation. (Options of one initialisation act only if
-# `init_lora_weights` selects it, and that is checked.)
+# modules, and options of training and initialisation. (Options of an initialisation have an effect
+# only if `init_lora_weights` selects it, which is checked.)
 _HARMLESS = frozenset(
     (
         *("auto_mapping", "base_model_name_or_path", "revision", "peft_version", "inference_mode"),
@@ -47,15 +47,16 @@ def _integer(least: int) -> PlainValidator:
 
 
 def _alpha(value: object) -> float:
-    """An alpha from a config, checked."""
+    """Checks an alpha from a config."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
         raise ValueError("expected a number of float32")
     return float(value)
 
 
 def _module(text: object) -> Pattern:
-    """The compiled pattern of a module's name, which PEFT matches against the name's end."""
-    # Compiled separately first: surrounding parentheses could otherwise close its own.
+    """Compiles the pattern of a module's name, which PEFT matches against the name's end."""
+    # It is first compiled separately, because the surrounding parentheses could otherwise close its
+    # own.
     compiled(str(text))
     return compiled(rf"(?:.*\.)?(?:{text})$")
 
@@ -78,7 +79,7 @@ class AdapterConfig(BaseModel):
       rank_pattern: Ranks of single modules.
       alpha_pattern: Alphas of single modules.
       use_rslora: Whether the scale is alpha / sqrt(r).
-      fan_in_fan_out: Whether weights are stored as [in, out], where their shape does not show it.
+      fan_in_fan_out: Whether weights are stored as [in, out], if their shape does not determine it.
       modules_to_save: The modules that were trained and saved whole.
       bias: Which biases were trained.
       init_lora_weights: The initialisation of the factors.
@@ -161,7 +162,7 @@ class AdapterConfig(BaseModel):
           module: The name of the module.
 
         Returns:
-          Whether the config states it. The word "all-linear" states no module.
+          Whether the config lists it. The word "all-linear" lists no module.
         """
         if _states(self.exclude_modules, module) or not _states(self.target_modules, module):
             return False
@@ -171,7 +172,7 @@ class AdapterConfig(BaseModel):
 
 
 def _states(stated: object, module: str) -> bool:
-    """Whether ends of names, or a pattern, state a module, as PEFT matches them."""
+    """Checks whether ends of names, or a pattern, match a module, as in PEFT."""
     if isinstance(stated, list):
         return any(isinstance(part, str) and ends_with(module, part) for part in stated)
     if not isinstance(stated, str) or stated == "all-linear":
@@ -200,14 +201,14 @@ def checked(config: Config, source: str) -> AdapterConfig:
 
     Args:
       config: The content.
-      source: Where the adapter lies, for messages.
+      source: The path of the adapter, for messages.
 
     Returns:
       The entries that affect the computation.
 
     Raises:
-      CheckpointError: If an entry has another type, or a meaning that is not supported here. The
-        message contains the key.
+      CheckpointError: If an entry has another type, or an unsupported meaning. The message contains
+        the key.
     """
     what = f"{source}: adapter config"
     try:
@@ -235,6 +236,6 @@ def checked(config: Config, source: str) -> AdapterConfig:
 
 
 def _of_module(value: N, patterns: Mapping[Pattern, N] | None, module: str) -> N:
-    """The value of the first pattern that matches a module, else the value for all."""
+    """Returns the value of the first pattern that matches a module, or else the common value."""
     fitting = (v for pattern, v in (patterns or {}).items() if pattern.fullmatch(module))
     return next(fitting, value)

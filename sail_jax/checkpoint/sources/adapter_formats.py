@@ -1,8 +1,9 @@
-"""Adapters in the files of other programs than PEFT, read as PEFT's.
+"""Reads the adapters of other programs as PEFT's.
 
-kohya's scripts, diffusers, MLX and NeMo store the same pairs of factors by other names. `in_peft`
-renames their tensors, finds the modules among the names of the base, and makes the config that PEFT
-would write. Files of other programs are refused, with the pair of names that shows what they are.
+kohya's scripts, diffusers, MLX and NeMo store the same pairs of factors under other names.
+`in_peft` renames their tensors, finds the modules among the names of the base, and makes the config
+that PEFT would write. Files of other programs are refused, with the pair of names that identifies
+them.
 """
 
 import json
@@ -23,7 +24,7 @@ from sail_jax.checks import nearest
 from sail_jax.configurations import Config
 from sail_jax.merging.tensors import Tensor, Tensors, read_whole
 
-# The keys of each program: the module, and which factor it is.
+# The keys of each program: the module, and the factor.
 _PROGRAMS = {
     program: [re.compile(pattern) for pattern in patterns]
     for program, patterns in {
@@ -47,7 +48,7 @@ _NEMO_LAYERS = {
     "lora_4htoh_adapter": ("linear_fc2", "dense_4h_to_h"),
 }
 _ALPHA = re.compile(r"(?P<module>.+?)(?:\.lora)?\.alpha")
-# What kohya's scripts write before the name of a module, and diffusers before a component's.
+# The prefix of kohya's scripts for the name of a module, and of diffusers for a component.
 _FLAT = re.compile(r"(lora_(?:unet|te\d?|transformer)|lycoris|lora)_")
 _COMPONENT = re.compile(r"(unet|transformer|text_encoder(?:_\d)?)\.")
 # The names of attention processors in diffusers' first files.
@@ -74,7 +75,7 @@ class _Factors(NamedTuple):
 def in_peft(
     adapter: Checkpoint, names: Names | None = None
 ) -> tuple[Tensors, Config, tuple[str, ...]]:
-    """Reads an adapter as PEFT would have written it.
+    """Reads an adapter, and returns it as PEFT would have written it.
 
     Args:
       adapter: The open adapter.
@@ -84,8 +85,8 @@ def in_peft(
       The tensors by PEFT's keys, the content of `adapter_config.json`, and notes for the user.
 
     Raises:
-      CheckpointError: If it is not an adapter, or one of another program that is not read here; or
-        if the base lacks a module.
+      CheckpointError: If it is not an adapter, or an adapter of an unsupported program; or if a
+        module is missing in the base.
       ValueError: If its config cannot be read.
     """
     config = config_of(adapter.extras, "adapter_config.json")
@@ -107,7 +108,7 @@ def in_peft(
 
 
 def _read(adapter: Checkpoint, config: Config) -> _Factors:
-    """The factors in a file of another program; CheckpointError if none of these wrote it."""
+    """Reads factors of another program; raises a CheckpointError if the program is unknown."""
     tensors = adapter.tensors
     for program, patterns in _PROGRAMS.items():
         pairs: dict[str, dict[str, Tensor]] = {}
@@ -155,7 +156,7 @@ def _read(adapter: Checkpoint, config: Config) -> _Factors:
 
 
 def _of_mlx(adapter: Checkpoint, config: Config, pairs: dict[str, dict[str, Tensor]]) -> _Factors:
-    """MLX's factors, [in, rank] and [rank, out], with one scale in its config."""
+    """Reads MLX's factors, [in, rank] and [rank, out], with one scale in its config."""
     about = config.get("lora_parameters")
     scale = about.get("scale") if isinstance(about, Mapping) else None
     kind = config.get("fine_tune_type", "lora")
@@ -173,7 +174,7 @@ def _of_mlx(adapter: Checkpoint, config: Config, pairs: dict[str, dict[str, Tens
 
 
 def _stated_scale(adapter: Checkpoint) -> float:
-    """The scale in the metadata of diffusers; 1 without it."""
+    """Returns the scale in the metadata of diffusers, or 1 if it is missing."""
     text = adapter.metadata.get(_METADATA)
     if text is None:
         return 1.0
@@ -200,7 +201,7 @@ def _stated_scale(adapter: Checkpoint) -> float:
 def _modules(
     read: _Factors, names: Names | None, adapter: Checkpoint
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The base's name of each module, and notes on scales and on the factors of other models."""
+    """Returns the base's name of each module, and notes on scales and factors of other models."""
     wanted = {stem: _names(stem, read.program, adapter) for stem in read.pairs}
     notes = []
     if read.program == "NeMo" and not read.alphas:
@@ -211,7 +212,7 @@ def _modules(
                 f"{adapter.path}: kohya's names of modules ({next(iter(read.pairs))}) are read "
                 "only next to their base: write base+adapter in a recipe"
             )
-        # Names of one model alone need not say which it is.
+        # Names in a file for a single model may not state the model.
         several = len({part for part, _ in wanted.values()}) > 1
         alone = {x: _plain(x) if several else each[0] for x, (_, each) in wanted.items()}
         return alone, tuple(notes)
@@ -235,7 +236,7 @@ def _modules(
 
 
 def _names(stem: str, program: str, adapter: Checkpoint) -> tuple[str, list[str]]:
-    """The model that a module belongs to, "" if it is not stated, and its possible names there."""
+    """Returns the model of a module ("" if it is not stated), and its possible names there."""
     if program == "NeMo":
         before, _, kind = stem.rpartition(".adapter_layer.")
         if before and kind not in _NEMO_LAYERS:
@@ -249,17 +250,17 @@ def _names(stem: str, program: str, adapter: Checkpoint) -> tuple[str, list[str]
 
 
 def _plain(stem: str) -> str:
-    """A module's name without the words for attention processors."""
+    """Removes the words for attention processors from a module's name."""
     for old, new in _PROCESSOR:
         stem = stem.replace(old, new)
     return stem
 
 
 def _known(names: Names, flat: bool) -> dict[str, str]:
-    """The modules of a base by the names that an adapter may have for them.
+    """Returns the modules of a base by their possible names in an adapter.
 
-    A base in one file has further words before the names ("model.diffusion_model."). What several
-    modules could be is left out. A U-Net has two names for each module.
+    A base in one file has a prefix before the names ("model.diffusion_model."). Ambiguous names are
+    omitted. A U-Net has two names for each module.
     """
     modules = [name.rpartition(".")[0] for name, _ in names.items() if name.endswith(".weight")]
     joint = "_" if flat else "."
@@ -277,7 +278,7 @@ def _known(names: Names, flat: bool) -> dict[str, str]:
 
 
 def _config(ranks: Mapping[str, int], alphas: Mapping[str, float]) -> dict[str, Any]:
-    """The config of an adapter with these ranks and alphas."""
+    """Makes the config of an adapter with these ranks and alphas."""
     rank, alpha = _most(ranks.values()), _most(alphas.values())
     return {
         "peft_type": "LORA",

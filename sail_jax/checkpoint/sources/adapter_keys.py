@@ -1,10 +1,10 @@
-"""The keys of an adapter's file, sorted by the weight that they belong to.
+"""Sorts the keys of an adapter's file by the weight that they belong to.
 
-PEFT wraps modules, and the wrappers appear in its keys. So one weight may appear several times: as
-its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`), as a copy
-that was trained whole (`x.modules_to_save.weight`, or simply `x.weight`), as the weight that the
-copy replaced (`x.original_module.weight`), and as rows that were trained alone
-(`x.token_adapter.trainable_tokens_delta`). This module only sorts them.
+PEFT wraps modules, and the wrappers appear in its keys. One weight may therefore appear several
+times: as its factors (`x.lora_A.weight`), as the weight that they change (`x.base_layer.weight`),
+as a copy that was trained whole (`x.modules_to_save.weight`, or simply `x.weight`), as the weight
+that the copy replaced (`x.original_module.weight`), and as rows that were trained alone
+(`x.token_adapter.trainable_tokens_delta`). This module only sorts the keys.
 """
 
 import re
@@ -18,7 +18,7 @@ from sail_jax.checkpoint.sources.renamings import Names
 from sail_jax.merging.tensors import Tensor, Tensors
 
 PREFIX = "base_model.model."
-# The rest of a key after the module's name. The adapter's name may stand between them.
+# The rest of a key after the module's name. The adapter's name may come in between.
 _FACTOR = re.compile(
     r"(?<=.)\.(?P<what>lora_[AB]|lora_embedding_[AB]|lora_magnitude_vector)"
     r"(?:\.(?!weight$|bias$)[^.]+)?(?P<end>\.weight|\.bias|)\Z"
@@ -34,12 +34,12 @@ _PARTS = {
 }
 _TOKENS = re.compile(r"(?P<module>.+)\.token_adapter\.trainable_tokens_delta(?:\.[^.]+)?")
 _WRAPPED = ".base_layer"
-# The end of a module's name in any key but that of a plain tensor.
+# The end of a module's name in all keys except that of a plain tensor.
 _WRAPPER = re.compile(
     r"(?<=.)\.(?:lora_|base_layer\.|token_adapter\.|modules_to_save\.|original_module\.)"
 )
 _SAVED, _ORIGINAL = ".modules_to_save.", ".original_module."
-# Saved whole if the vocabulary was resized; `role` knows the names of other families.
+# These are saved whole if the vocabulary was resized; `role` contains the names of other families.
 _EMBEDDINGS = ("embed_tokens", "lm_head", "wte")
 
 
@@ -49,8 +49,8 @@ class Pair:
 
     Attributes:
       module: The name of the module.
-      nested: How many wrappers surround these factors. If parameters share a module, each wrapper
-        surrounds the previous one.
+      nested: The number of wrappers around these factors. If parameters share a module, each
+        wrapper surrounds the previous one.
       embedding: Whether they change an embedding.
       parts: The tensors: "A" and "B", "magnitude" of DoRA, "bias" of B.
     """
@@ -104,7 +104,7 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
 
     Raises:
       CheckpointError: If a key is unknown, if the config contradicts it, if two adapters have
-        factors of one module, or a factor lacks its partner.
+        factors of one module, or the other factor of a pair is missing.
     """
     stated = Stated(next(iter(tensors.values())).source)
     pairs: dict[tuple[str, int], Pair] = {}
@@ -159,14 +159,14 @@ def read_keys(tensors: Tensors, config: AdapterConfig, names: Container[str] = (
 def renamed(
     tensors: Tensors, config: AdapterConfig, names: Names, rename: Callable[[str], str]
 ) -> dict[str, Tensor]:
-    """Renames the modules of an adapter whose weights the base lacks.
+    """Renames the modules of an adapter whose weights are missing in the base.
 
     Args:
       tensors: The tensors of `adapter_model.safetensors`.
       config: Its config.
       names: The names of the base's tensors.
-      rename: A function from the name of a weight to its new name. It has an effect where the base
-        has a weight of the new name.
+      rename: A function from the name of a weight to its new name. It has an effect if the base has
+        a weight with the new name.
 
     Returns:
       The tensors by their new keys.
@@ -200,10 +200,10 @@ def renamed(
 def _whole(
     rest: str, config: AdapterConfig, modules: Iterable[str], names: Container[str]
 ) -> tuple[str, bool, bool]:
-    """A whole tensor's weight; whether it is a trained copy, and announced by the config."""
+    """Returns the weight of a whole tensor, and whether it is a listed trained copy."""
     if _SAVED in rest:
         before, _, after = rest.partition(_SAVED)
-        # The name of the adapter may stand between: "score.modules_to_save.default.weight".
+        # The name of the adapter may come in between: "score.modules_to_save.default.weight".
         _, dot, last = after.partition(".")
         plain = f"{before}.{after}"
         name = f"{before}.{last}" if dot and plain not in names else plain
@@ -225,7 +225,7 @@ def _whole(
 
 
 def _check_pair(pair: Pair, config: AdapterConfig) -> None:
-    """CheckpointError unless a pair is complete and matches the config."""
+    """Raises a CheckpointError unless a pair is complete and matches the config."""
     source = next(iter(pair.parts.values())).source
     for side in "AB":
         if side not in pair.parts:
@@ -243,5 +243,5 @@ def _check_pair(pair: Pair, config: AdapterConfig) -> None:
 
 
 def _no_factor(tensor: Tensor, key: str) -> CheckpointError:
-    """The error for a key that resembles a factor's."""
+    """Makes the error for a key that resembles a factor's."""
     return CheckpointError(f"{tensor.source}: {key!r} is not a factor A or B of an adapter")

@@ -1,4 +1,4 @@
-"""The content of an adapter for each weight of its base, under the base's names."""
+"""Finds the content of an adapter for each weight of its base, under the base's names."""
 
 import itertools
 import math
@@ -26,7 +26,7 @@ _CONV1D_MODULES = ("c_attn", "c_proj", "c_fc", "q_attn")
 KERNEL = "kernel"
 """Flax's name of a weight stored as [in, out]."""
 # Families with stacked experts [expert, in, out]; other families use [expert, out, in]. The
-# difference matters only for square ones.
+# difference matters only for square matrices.
 _EXPERTS_TRANSPOSED = ("gpt_oss", "aria", "openai_privacy_filter")
 _MOST = 6  # parameters of one module
 # The embedding of T5, BART and similar models, which several modules use and PEFT changes in one.
@@ -39,11 +39,11 @@ class Weight:
     """The content of an adapter for one weight.
 
     Attributes:
-      source: Where it lies, for messages.
+      source: The path of the adapter, for messages.
       stored: The weight that the change is added to, if not the base's.
       saved: The tensor that replaces the weight.
       change: The change that is added.
-      rows: Rows that replace some of the weight's, and their numbers.
+      rows: Rows that replace some rows of the weight, and their numbers.
     """
 
     source: str
@@ -69,7 +69,7 @@ class Weights:
     def both_sides(self) -> dict[str, Weight]:
         """Returns the content for both sides of a tie; each side includes the shared content.
 
-        In memory a tied weight is one tensor: PEFT loads into it whatever the adapter stores for
+        In memory a tied weight is one tensor, into which PEFT loads what the adapter stores for
         either side. PEFT also applies rows that were trained alone to both sides, unless the head
         has its own.
 
@@ -77,7 +77,7 @@ class Weights:
           The content for the embedding and the head, by name.
 
         Raises:
-          CheckpointError: If one side has such rows by the tie, and another change as well.
+          CheckpointError: If one side has such rows through the tie, and another change as well.
         """
         embedding, head = (self.weights.get(name) for name in self.sides)
         source = next(w.source for w in (embedding, head) if w is not None)
@@ -117,7 +117,8 @@ class Weights:
           The content for each weight, by the base's names.
 
         Raises:
-          CheckpointError: If something occurs twice, does not fit the base, or has an unknown name.
+          CheckpointError: If something occurs twice, does not match the base, or has an unknown
+            name.
         """
         new = cls()
         to = _Trained(config, base, model, names)
@@ -164,7 +165,7 @@ class Weights:
         return new
 
     def _add(self, name: str, tensor: Tensor, **what: Any) -> None:
-        """Adds content for a weight; CheckpointError if this kind exists already."""
+        """Adds content for a weight; raises a CheckpointError if this kind exists already."""
         before = self.weights.get(name, Weight(tensor.source))
         for how in what:
             if getattr(before, how) is not None:
@@ -173,7 +174,7 @@ class Weights:
 
 
 def _one(copies: Mapping[str, Tensor]) -> Tensor:
-    """The tensor that several keys hold copies of; CheckpointError if they differ."""
+    """Returns the tensor of which several keys contain copies; they must be equal."""
     (key, tensor), *others = copies.items()
     for other, again in others:
         if not same(tensor, again):
@@ -184,9 +185,9 @@ def _one(copies: Mapping[str, Tensor]) -> Tensor:
 
 
 def _one_bias(whole: Mapping[str, Whole], stored: Names) -> dict[str, Whole]:
-    """Whole tensors, where the bias of a head that is one tensor with another has one name.
+    """Returns whole tensors, with a single name for the tied bias of a head.
 
-    BERT and RoBERTa tie a head's bias along with its weight, and PEFT may save both.
+    BERT and RoBERTa tie the bias of a head as well as its weight, and PEFT may save both.
     """
     found: dict[str, Whole] = {}
     for name, x in whole.items():
@@ -199,7 +200,7 @@ def _one_bias(whole: Mapping[str, Whole], stored: Names) -> dict[str, Whole]:
 
 
 def _of_whole(name: str, tensor: Tensor, to: "_Trained") -> Iterator[tuple[str, Tensor]]:
-    """The base's tensors that a whole tensor replaces: one, or those of stacked experts."""
+    """Returns the base's tensors that a whole tensor replaces: one, or those of stacked experts."""
     found = to.stored.find(name)
     if found is None or found.how != "experts":
         file = to.stored.file(name, tensor.source)
@@ -220,7 +221,7 @@ def _of_whole(name: str, tensor: Tensor, to: "_Trained") -> Iterator[tuple[str, 
 
 
 def _check_new(name: str, file: str, tensor: Tensor, to: "_Trained") -> None:
-    """CheckpointError unless a tensor that the base lacks is a head that the output reads."""
+    """Raises a CheckpointError unless a tensor that is not in the base is a head that is used."""
     if file == head_of(to.base, to.model, [file], to.config.task_type):
         return
     what = f"{tensor.source}: {name!r} is not in the base"
@@ -239,7 +240,7 @@ def _check_new(name: str, file: str, tensor: Tensor, to: "_Trained") -> None:
 def lacking(
     weights: Weights, config: AdapterConfig, names: Names, base: Tensors, model: Config
 ) -> tuple[list[str], list[str]]:
-    """Lists what should have factors by an adapter's config, and has none.
+    """Lists modules and parameters without factors that an adapter's config requires.
 
     Args:
       weights: The adapter's content.
@@ -249,9 +250,10 @@ def lacking(
       model: The content of its config.json.
 
     Returns:
-      The modules and parameters that must have factors; and those that may lack them: the config
-      states a pattern, the same module of another layer has factors, or they belong to a stack of
-      layers or to experts that the adapter leaves alone, as after training a part of the model.
+      The modules and parameters that must have factors; and those that need not have them: the
+      config states a pattern, the same module of another layer has factors, or they belong to a
+      stack of layers or to experts that the adapter does not change, as after training a part of
+      the model.
     """
     layers = look_up(model, "num_hidden_layers")
     changed = {name for name, weight in weights.weights.items() if weight.change}
@@ -277,7 +279,7 @@ def lacking(
 
 
 def _place(name: str) -> tuple[str, str]:
-    """The stack of a tensor, and its name within a layer, with 0 for further numbers."""
+    """Returns the stack of a tensor, and its name within a layer, with 0 for further numbers."""
     place = position(name)
     stack, rest = ("", name) if place is None else (place.stack, place.rest)
     return stack, re.sub(r"\d+", "0", rest)
@@ -294,7 +296,7 @@ class _Trained:
       config: Its config.
       base: The tensors of the base.
       model: The content of the base's config.json.
-      stored: Where the base stores what the adapter names.
+      stored: The location in the base of the tensors in the adapter.
     """
 
     config: AdapterConfig
@@ -304,7 +306,7 @@ class _Trained:
 
 
 def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str, Change]]:
-    """The changes of one module's weight, bias or parameters, by name."""
+    """Returns the changes of one module's weight, bias or parameters, by name."""
     config, base = to.config, to.base
     if parameters := _parameters(module, to):
         yield from _of_parameters(module, pairs, parameters, to)
@@ -338,7 +340,7 @@ def _changes(module: str, pairs: list[Pair], to: _Trained) -> Iterator[tuple[str
 
 
 def _factors(pair: Pair, rank: int, experts: int = 1) -> tuple[Tensor, Tensor]:
-    """The factors A and B of a pair, checked."""
+    """Checks and returns the factors A and B of a pair."""
     A, B = pair.parts["A"], pair.parts["B"]
     for factor in (A, B):
         _check_floating(pair, factor)
@@ -357,7 +359,7 @@ def _factors(pair: Pair, rank: int, experts: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def _check_floating(pair: Pair, factor: Tensor) -> None:
-    """CheckpointError unless a factor is floating."""
+    """Raises a CheckpointError unless a factor is floating."""
     if not jnp.issubdtype(factor.dtype, jnp.floating):
         raise CheckpointError(
             f"{factor.source}: {pair.module!r}: expected factors of a floating dtype, got "
@@ -366,12 +368,12 @@ def _check_floating(pair: Pair, factor: Tensor) -> None:
 
 
 def _is_transposed(module: str, A: Tensor, B: Tensor, start: Tensor | None, to: _Trained) -> bool:
-    """Whether a weight is stored as [in, out]."""
+    """Checks whether a weight is stored as [in, out]."""
     flipped = bool(to.config.fan_in_fan_out) or is_conv1d(module, to.model)
     # Heads of tokens are plain linear layers in all families.
     if len(A.shape) != 2 or role(f"{module}.weight") == "head":
         return False
-    # The shape decides, since a model may have both kinds. A square weight does not show its kind.
+    # The shape determines it, because a model may have both kinds. A square weight is ambiguous.
     shape = (B.shape[0], A.shape[1])
     if start is not None and shape == start.shape and shape != shape[::-1]:
         return False
@@ -409,7 +411,7 @@ class _Parameter(NamedTuple):
 
 
 def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
-    """The parameters of a module that match `target_parameters` and exist in the base."""
+    """Returns the parameters of a module that match `target_parameters` and exist in the base."""
     parameters: dict[str, _Parameter] = {}
     for parameter in to.config.parameters(module):
         name = f"{module}.{parameter}"
@@ -426,7 +428,7 @@ def _parameters(module: str, to: _Trained) -> dict[str, _Parameter]:
 
 
 def _stacked_shape(experts: list[list[str]], base: Tensors) -> Shape:
-    """The shape in memory of experts that the base stores one by one."""
+    """Returns the shape in memory of experts that the base stores separately."""
     first = [base[name].shape for name in experts[0]]
     if any([base[name].shape for name in one] != first for one in experts):
         raise CheckpointError(f"the experts {experts[0][0]!r}, ... of the base differ in shape")
@@ -437,9 +439,10 @@ def _stacked_shape(experts: list[list[str]], base: Tensors) -> Shape:
 def _of_parameters(
     module: str, pairs: list[Pair], parameters: Mapping[str, _Parameter], to: _Trained
 ) -> Iterator[tuple[str, Change]]:
-    """The changes of a module's parameters.
+    """Returns the changes of a module's parameters.
 
-    Each wrapper holds one parameter's factors without its name; the shapes identify the parameter.
+    Each wrapper contains the factors of one parameter without its name; the shapes identify the
+    parameter.
     """
     config, source = to.config, pairs[0].parts["A"].source
     few = len(pairs) == len(parameters) <= _MOST
@@ -478,7 +481,7 @@ def _of_parameters(
 
 
 def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
-    """Whether factors of this rank for each expert can change a parameter of this shape."""
+    """Checks whether factors of this rank for each expert can change a parameter of this shape."""
     A, B = pair.parts["A"].shape, pair.parts["B"].shape
     experts = shape[0] if len(shape) == 3 else 1
     if len(shape) not in (2, 3) or len(A) != 2 or len(B) != 2:
@@ -490,7 +493,7 @@ def _fits(pair: Pair, rank: int, shape: Shape) -> bool:
 
 
 def _sides(weights: Mapping[str, Weight], to: _Trained) -> tuple[str, ...]:
-    """The names of an embedding and its tied head, if the adapter changes one of them."""
+    """Returns the names of an embedding and its tied head, if the adapter changes one of them."""
     base = to.base
     embeddings = [
         name for name, x in base.items() if role(name) == "embedding" and len(x.shape) == 2
@@ -513,12 +516,12 @@ def head_of(
     Args:
       base: The tensors of the model.
       model: The content of its config.json.
-      stated: Names of further weights, among which the head may be.
+      stated: Names of further weights, which may include the head.
       task_type: The task of an adapter, if it is known.
 
     Returns:
-      The name of the head's weight, which may not be stored; "" if the model lacks a head of
-      tokens, or its head is not tied.
+      The name of the head's weight, which may not be stored; "" if the model has no head of tokens,
+      or its head is not tied.
     """
     stored = [name for name in base if _is_head(name)]
     decided = tied(model, base)
@@ -528,7 +531,7 @@ def head_of(
         return heads[0]
     kind = class_of(model)
     known = tied_head(kind)
-    # A classifier lacks a head of tokens, even if its configuration ties one.
+    # A classifier has no head of tokens, even if its configuration ties one.
     headed = known or kind.endswith(_HEADED) or task_type in ("CAUSAL_LM", "SEQ_2_SEQ_LM")
     if not headed:
         return ""
@@ -537,5 +540,5 @@ def head_of(
 
 
 def _is_head(name: str) -> bool:
-    """Whether a weight, not a bias, computes the output tokens."""
+    """Checks whether a weight, not a bias, computes the output tokens."""
     return role(name) == "head" and name.endswith("weight")

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's layout, added to a base tensor by tensor as it is read.
+"""Adds LoRA adapters in PEFT's layout to a base, tensor by tensor as it is read.
 
 An adapter is a pair of files, `adapter_config.json` and `adapter_model.safetensors`. `with_adapter`
 adds one to a checkpoint, and `adapted` to the tensors of a base. `config_for` makes the content of
@@ -65,14 +65,15 @@ def adapted(
     A weight becomes W + s B A, where s = lora_alpha / r, or lora_alpha / sqrt(r) with `use_rslora`.
     `rank_pattern` and `alpha_pattern` give single modules their own r and alpha. Embeddings, and
     weights stored as [in, out], get (B A)^T instead. W is the base layer that the adapter stores
-    for the module, or else the base's weight. Convolutions, stacked experts (`target_parameters`),
-    DoRA's magnitudes, biases of B (`lora_bias`) and rows that were trained alone
-    (`trainable_token_indices`) are computed as in PEFT. Whole tensors in the adapter
+    for the module, or else the weight of the base. Convolutions, stacked experts
+    (`target_parameters`), DoRA's magnitudes, biases of B (`lora_bias`) and rows that were trained
+    alone (`trainable_token_indices`) are computed as in PEFT. Whole tensors in the adapter
     (`modules_to_save`, biases, saved embeddings) replace the base's.
 
     If `model` ties the head to the embedding, a change of one side leaves the other unchanged, as
     in PEFT's modules. A stored base layer, and rows that were trained alone, belong to both sides.
-    A head that ends equal to the embedding stays tied; otherwise it becomes a separate tensor.
+    A head that is equal to the embedding in the end stays tied; otherwise it becomes a separate
+    tensor.
 
     References:
       Hu et al., LoRA, 2021 (arXiv 2106.09685); Kalajdzievski, A Rank Stabilization Scaling Factor
@@ -94,7 +95,7 @@ def with_adapter(
     Args:
       base: The checkpoint of the base model.
       adapter: The folder of the adapter.
-      rename: Renames weights that the adapter names and the base lacks; None renames none.
+      rename: Renames weights of the adapter that are missing in the base; None renames none.
 
     Returns:
       The adapted model as a checkpoint.
@@ -118,14 +119,14 @@ def with_adapter(
 
 
 def notes_on(base: Checkpoint, adapted: View) -> list[str]:
-    """Lists what an adapter lacks, and its changes to files other than tensors.
+    """Lists what is missing in an adapter, and its changes to other files than tensors.
 
     Args:
       base: The base.
       adapted: The result of `with_adapter`.
 
     Returns:
-      Sentences in which the caller adds the model's name.
+      Sentences to which the caller adds the name of the model.
     """
     before, after = config_of(base.extras), config_of(adapted.extras)
     notes = list(adapted.notes)
@@ -155,7 +156,7 @@ def config_for(
       saved: The names of the modules that are stored whole.
       base_model: The name of the base model.
       bias: "all" if biases are stored, else "none".
-      fan_in_fan_out: Whether a weight lies as [in, out].
+      fan_in_fan_out: Whether a weight is stored as [in, out].
       task_type: The task, if PEFT has a name for it.
 
     Returns:
@@ -165,7 +166,7 @@ def config_for(
     {'^b': 1}
     """
     most = max(ranks.values(), default=1)
-    # The config has one rank for all modules; modules with another rank are listed.
+    # The config contains one rank for all modules; modules with another rank are listed.
     pattern = {f"^{re.escape(m)}": r for m, r in ranks.items() if r != most}
     return {
         "peft_type": "LORA",
@@ -253,7 +254,7 @@ def _combined(
 def _value(
     name: str, weight: Weight, start: Tensor | None, base: Tensors, dtype: np.dtype | None
 ) -> Tensor:
-    """One weight, combined with the adapter's content as PEFT's modules do."""
+    """Combines one weight with the content of the adapter, as PEFT's modules do."""
     if weight.saved is not None:
         return _fitting(name, weight.saved, start)
     own = None if start is None else start.dtype
@@ -282,7 +283,7 @@ def _value(
 
 
 def _fitting(name: str, tensor: Tensor, start: Tensor | None) -> Tensor:
-    """A whole tensor that replaces the base's; only its number of rows may differ."""
+    """Checks a whole tensor that replaces the base's; only its number of rows may differ."""
     if start is not None and start.shape[1:] != tensor.shape[1:]:
         raise CheckpointError(
             f"{tensor.source}: expected {name!r} of shape {start.shape}, got {tensor.shape}"
@@ -291,7 +292,7 @@ def _fitting(name: str, tensor: Tensor, start: Tensor | None) -> Tensor:
 
 
 def _rows(base: Tensors, merged: Tensors, source: str) -> int | None:
-    """The number of rows of a resized vocabulary, equal for embedding and head."""
+    """Returns the number of rows of a resized vocabulary, equal for embedding and head."""
     old = {name: x.shape[0] for name, x in base.items() if role(name) and x.shape}
     new = {name: merged[name].shape[0] for name in merged if role(name) and merged[name].shape}
     changed = {name for name in new if old.get(name, new[name]) != new[name]}
@@ -311,7 +312,7 @@ def _rows(base: Tensors, merged: Tensors, source: str) -> int | None:
 def _with_tokenizer(
     base: Mapping[str, Path | bytes], adapter: Mapping[str, Path | bytes]
 ) -> dict[str, Path | bytes]:
-    """The files of a base, with the adapter's tokenizer."""
+    """Returns the files of a base with the adapter's tokenizer."""
     files = tokenizer_files(adapter)
     # A complete tokenizer replaces the base's; a single template is added to it.
     whole = any(fnmatch.fnmatchcase(name, part) for name in files for part in _VOCABULARY)
@@ -320,10 +321,10 @@ def _with_tokenizer(
 
 
 def _source(tensors: Tensors) -> str:
-    """Where an adapter lies, for messages."""
+    """Returns the path of an adapter, for messages."""
     return next(iter(tensors.values())).source
 
 
 def _some(names: list[str]) -> str:
-    """The first three names, for messages."""
+    """Lists the first three names, for messages."""
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)

@@ -1,4 +1,4 @@
-"""Certificates for changed networks: differences of their outputs on probe inputs.
+"""Certifies changed networks by the differences of their outputs on probe inputs.
 
 Growth and alignment of checkpoints run the old and the new network, if a forward pass is known or
 given.
@@ -24,7 +24,7 @@ from sail_jax.configurations import Config
 from sail_jax.interop import transformers
 from sail_jax.merging.tensors import Tensors, read_whole
 
-# The most bytes of both networks in float32 for a run without an explicit request.
+# The largest number of bytes of both networks in float32 for a run without an explicit request.
 FITS = 1 << 30
 
 Arrays = Mapping[str, jax.Array]
@@ -109,7 +109,7 @@ def wanted(
 
     Args:
       certify: Whether to run the networks, or the function that runs them.
-      entries: How many entries both networks have together.
+      entries: The total number of entries of both networks.
       path: The checkpoint, for messages.
       run: Runs both networks; returns nothing if no forward pass is known.
       max_memory: Bytes that the process may use; None for no limit.
@@ -146,8 +146,8 @@ def certified(
 ) -> tuple[Agreement, ...]:
     """Runs a network before and after a change, in float32 and in its own dtype.
 
-    Both networks are held in memory, in float32. The probe inputs are drawn for the configuration,
-    or belong to the given function.
+    Both networks are in memory, in float32. The probe inputs are drawn for the configuration, or
+    come from the given function.
 
     Args:
       tensors: The network before the change, by name.
@@ -180,7 +180,7 @@ class _Forward(NamedTuple):
 
 
 def _given(function: Callable[..., Any]) -> _Forward:
-    """The user's function as a forward pass; errors get a sentence with its name."""
+    """Wraps the user's function as a forward pass; errors get a sentence with its name."""
     name = f"{function.__module__}:{getattr(function, '__qualname__', function)}"
 
     def outputs(config: Config, tensors: Arrays) -> Any:
@@ -193,7 +193,7 @@ def _given(function: Callable[..., Any]) -> _Forward:
 
 
 def _known(config: Config, tensors: Tensors) -> _Forward | None:
-    """The forward pass of an architecture, on inputs drawn for it; None if it is unknown."""
+    """Returns the forward pass of an architecture, with inputs for it; None if it is unknown."""
     try:
         family = architectures.of(config)
     except ValueError:
@@ -207,7 +207,8 @@ def _known(config: Config, tensors: Tensors) -> _Forward | None:
             f"the forward pass of {name}",
             lambda config: transformers.outputs_of_config(config, tensors),
         )
-    # Drawn once for both networks, with a fixed seed: equal commands give equal certificates.
+    # The inputs are drawn once for both networks, with a fixed seed, so equal commands give equal
+    # certificates.
     inputs = family.inputs(stated(config), np.random.default_rng(0))
 
     return _Forward(
@@ -223,7 +224,7 @@ def _certified(
     """Runs both networks in float32, and in their floating-point dtype of lowest precision."""
     old = {name: jnp.asarray(read_whole(x)) for name, x in tensors.items()}
     dtypes = {x.dtype for x in old.values() if jnp.issubdtype(x.dtype, jnp.floating)}
-    # In the coarsest dtype, rounding could hide or feign a difference.
+    # In the coarsest dtype, rounding could hide or simulate a difference.
     own = max(dtypes, key=lambda dtype: float(jnp.finfo(dtype).eps), default=jnp.dtype("float32"))
     agreements = []
     for dtype in dict.fromkeys([jnp.dtype("float32"), own]):
@@ -249,10 +250,11 @@ def agreement(
       dtype: The dtype.
 
     Returns:
-      How far the outputs agree.
+      The agreement of the outputs.
 
     Raises:
-      ValueError: If the outputs do not depend on the tensors, since agreement would prove nothing.
+      ValueError: If the outputs do not depend on the tensors, because agreement would then prove
+        nothing.
     """
     networks = {0: forward.at(config), 1: forward.at(new_config)}
     outputs: list[list[np.ndarray]] = []
@@ -263,10 +265,10 @@ def agreement(
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])
         return y
 
-    # The number next to the tensors identifies the network; the two may need different programs.
-    # Each run's outputs are kept here, for the mean that `certificate` does not report.
+    # The number next to the tensors identifies the network; the two may require different programs.
+    # The outputs of each run are stored here, for the mean, which `certificate` does not report.
     measured = certificate(run, (0, old), (1, new), None, dtype=dtype)
-    # `certificate` also runs the old network with its tensors a little moved.
+    # `certificate` also runs the old network with slightly perturbed tensors.
     before, after, moved = outputs
     # A function that ignores its tensors, for example by loading its own model, always agrees.
     if all(map(np.array_equal, before, moved)):

@@ -1,7 +1,7 @@
-"""Alignment of checkpoints: finds maps, space by space, that bring one network near another.
+"""Aligns checkpoints: finds maps, space by space, that move one network close to another.
 
 `align_maps` reads the tensors of both, a few at a time, and returns maps. `aligned_view` is the
-second checkpoint with these maps applied as it is read. `sail_jax.align` does the matching itself.
+second checkpoint with these maps applied as it is read. The matching itself is in `sail_jax.align`.
 """
 
 import fnmatch
@@ -56,15 +56,15 @@ FAMILIES = {
 
 
 class Aligned(NamedTuple):
-    """The maps that bring one network near another, and their effects.
+    """The maps that move one network close to another, and their effects.
 
     Attributes:
       spec: The spaces of the network's tensors.
       maps: A map for each matched space, for `change_blocks(params, spec, maps, within)`.
-      report: The losses that the axes show for each map, if any.
+      report: The losses of each map according to the axes, if any.
       history: The weighted distances between the networks that `match_weights` reports.
       within: The spaces with a separate map for each unit of a block, and the block of each.
-      matches: For each matched space, how much moved and how similar its tensors are.
+      matches: For each matched space, the number of moved units and the similarity of its tensors.
       distance: |a - b| / |a| over all floating tensors, before and after.
       notes: Notes for the user, a sentence each.
       experts: The experts of each layer of a mixture.
@@ -109,7 +109,7 @@ def spec_of(
 
     Raises:
       ValueError: If neither a configuration nor a spec is known, the architecture is unknown, or
-        rules or configuration do not fit the tensors.
+        rules or configuration do not match the tensors.
     """
     if isinstance(spec, Spec):
         return spec
@@ -147,7 +147,7 @@ def matchable(spec: Spec, patterns: Sequence[str] | str | None = None) -> list[s
       The names that match, in the order of the spec.
 
     Raises:
-      ValueError: If a pattern matches no such space; the message suggests the nearest.
+      ValueError: If a pattern matches no such space; the message suggests similar names.
     """
     inner = [s.name for s in spec.spaces if not {"outer", "stack"} & set(s.nonlinearity.split())]
     if patterns is None:
@@ -185,10 +185,10 @@ def align_maps(
     max_memory: int | None = None,
     progress: Callable[[int, str], None] | None = None,
 ) -> Aligned:
-    """Finds the maps that bring a checkpoint near another one of the same architecture.
+    """Finds the maps that move a checkpoint close to another one of the same architecture.
 
     Both networks are compared weight by weight, as `sail_jax.align.match_weights` does. Tensors are
-    read as needed, so memory need not hold a network.
+    read on demand, so a whole network need not fit into memory.
 
     Args:
       reference: The checkpoint that stays unchanged.
@@ -199,17 +199,17 @@ def align_maps(
       family: One of `FAMILIES`, or a `Family`. A single family is used in every space that allows
         it. The other spaces are permuted, and `notes` list them. In a mapping from patterns of
         space names, each space must allow its family.
-      spaces: Shell patterns of the spaces to match. None for all that can be.
+      spaces: Shell patterns of the spaces to match. None for all that can be matched.
       within: Spaces that are matched block by block, such as the units of each head, and the block
-        of each. None for all that may be (`sail_jax.align.nested`).
+        of each. None for all that allow it (`sail_jax.align.nested`).
       normalize: Whether the weight of tensor t is 1 / (|reference_t| |other_t|) unless `weights`
         has it. If not, it is 1, as published.
       weights: The weights of single tensors in the objective, by path. If `spec` is not given, a
         tensor that reads and writes one space (such as in the head of BERT) has the weight 0.
       seed: The seed of the order in which spaces are visited.
-      max_sweeps: The most visits of all spaces.
-      max_memory: Bytes that the process may use. The remainder keeps tensors between visits; by
-        default tensors are read anew.
+      max_sweeps: The largest number of visits of all spaces.
+      max_memory: Bytes that the process may use. The remainder caches tensors between visits; by
+        default tensors are read again.
       progress: Called as `progress(sweep, space)` before a space is visited.
 
     Returns:
@@ -235,7 +235,7 @@ def align_maps(
     layers, chosen = to_match(resolved, other, spaces)
     notes = _differing(reference, config or config_of(other.extras), spec)
     weights = dict(weights or {})
-    # A map would enter such a tensor twice, so its term of the distance is not linear in the map.
+    # A map acts on such a tensor twice, so its term of the distance is not linear in the map.
     for path, name in recurrent(flat).items():
         if spec is None and name in chosen and path not in weights:
             weights[path] = 0.0
@@ -248,7 +248,7 @@ def align_maps(
         for name, block in inside.items()
         if name in kinds and kinds.get(block, Family.PERMUTATION) == Family.PERMUTATION
     }
-    # Leaves that are read anew for each array, so `keep` determines how much stays in memory.
+    # Leaves are read again for each array, so `keep` determines how much stays in memory.
     first, second = (
         {name: Unread(x) for name, x in checkpoint.tensors.items()}
         for checkpoint in (reference, other)
@@ -299,7 +299,7 @@ def to_match(
     patterns = [patterns] if isinstance(patterns, str) else patterns
     # Stacked experts are a space of the spec, which is reordered before others are matched.
     stacks = {layer.stack for layer in layers}
-    # An argument that is not a list of patterns is refused there.
+    # That function rejects an argument that is not a list of patterns.
     if not layers or not isinstance(patterns, Sequence):
         return layers, [name for name in matchable(spec, patterns) if name not in stacks]
     names = [name for layer in layers for name in (layer.space, layer.stack)]
@@ -314,13 +314,13 @@ def to_match(
 
 
 def _match(space: str, found: Ordered) -> Match:
-    """The row of a layer's experts."""
+    """Makes the row of a layer's experts."""
     moved = int(np.sum(found.order != np.arange(len(found.order))))
     return Match(space, "permutation", len(found.order), moved, found.before, found.after)
 
 
 def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
-    """CheckpointError unless both have the same tensors, with the same shapes."""
+    """Raises a CheckpointError unless both have the same tensors, with the same shapes."""
     for a, b in ((reference, other), (other, reference)):
         for name in a.tensors:
             if name not in b.tensors:
@@ -339,9 +339,10 @@ def _check_alike(reference: Checkpoint, other: Checkpoint) -> None:
 def _differing(
     reference: Checkpoint, config: Config | None, spec: Spec | Rules | None
 ) -> list[str]:
-    """Sentences about entries in which the two configurations differ.
+    """Describes the entries in which the two configurations differ.
 
-    ValueError if such an entry is a size: networks with equal tensors may still differ in heads.
+    Raises a ValueError if such an entry is a size: networks with equal tensors may have different
+    heads.
     """
     own = config_of(reference.extras)
     if spec is not None or not own or not config:
@@ -367,7 +368,7 @@ def _differing(
 def _families(
     spec: Spec, family: str | Family | Mapping[str, str | Family], chosen: Sequence[str]
 ) -> tuple[dict[str, Family], list[str]]:
-    """Each space's family, and sentences about spaces that do not allow the requested one."""
+    """Returns each space's family, and sentences about spaces that do not allow it."""
     if isinstance(family, Mapping):
         named = {pattern: _family(kind) for pattern, kind in family.items()}
         return families(spec, named, chosen), []
@@ -384,7 +385,7 @@ def _families(
 
 
 def _family(name: str | Family) -> Family:
-    """A family by its name."""
+    """Looks up a family by name."""
     if isinstance(name, Family):
         return name
     if name not in FAMILIES:
@@ -395,9 +396,9 @@ def _family(name: str | Family) -> Family:
 def _kept(
     spec: Spec, within: Mapping[str, str], chosen: Mapping[str, Family], max_memory: int | None
 ) -> int:
-    """Bytes of tensors to keep between visits: the remainder of `max_memory`, or 0.
+    """Returns the bytes of tensors to cache between visits: the remainder of `max_memory`, or 0.
 
-    The system caches files that were read in memory of its own, and frees it when necessary.
+    The system has its own cache of the files that were read, and frees it when necessary.
     """
     flat, _ = unfused(spec)
     largest = 0
@@ -411,8 +412,8 @@ def _kept(
     ]
     # For the largest tensor or piece: each network as read, in float32, moved, and laid out for the
     # product. For the largest space: the sum of products, a term of it, this term in float32, and
-    # the solver's memory. Half as much again for memory that the allocator keeps, and for kernels
-    # of every shape.
+    # the solver's memory. Half as much is added for memory that the allocator keeps, and for
+    # kernels of every shape.
     least = CONSTANT + 3 * (8 * 4 * largest + 5 * 8 * max(costs, default=0)) // 2
     if max_memory is None:
         return 0
@@ -427,7 +428,7 @@ def _kept(
 def aligned_view(
     other: Checkpoint, aligned: Aligned, *, how: str = "aligned", mark: str = ""
 ) -> View:
-    """Makes a checkpoint of the moved network. Its tensors are computed as they are read.
+    """Makes a checkpoint of the moved network, whose tensors are computed as they are read.
 
     Args:
       other: The checkpoint that `align_maps` moved.

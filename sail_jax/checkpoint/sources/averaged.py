@@ -1,7 +1,7 @@
-"""The weighted sum of one tensor over the checkpoints of a run, read block by block.
+"""Computes the weighted sum of one tensor over the checkpoints of a run, block by block.
 
-One checkpoint is read at a time, so memory does not grow with their number. It holds one block,
-which is the smallest unit that every checkpoint can be read in.
+One checkpoint is read at a time, so memory does not grow with their number. It contains one block,
+the smallest unit in which every checkpoint can be read.
 """
 
 import math
@@ -14,14 +14,14 @@ from sail_jax.checks import argument
 from sail_jax.merging.tensors import LastBlock, OnDemand, Shape, Tensor, check_read, held
 from sail_jax.merging.work import ENTRIES
 
-# How many entries are multiplied and added at a time: they stay in the processor's cache.
+# The number of entries that are multiplied and added at a time, which fit in the processor's cache.
 _SLICE = 1 << 16
 
 
 class Blocked(OnDemand):
-    """A tensor that is formed as a `LastBlock`: computed block by block.
+    """A tensor that is computed block by block, as a `LastBlock`.
 
-    Several threads may read at once, at any offset. A thread that continues where it stopped
+    Several threads may read at once, at any offset. A thread that reads consecutive entries
     computes nothing twice.
 
     Attributes:
@@ -42,14 +42,14 @@ class Blocked(OnDemand):
 class Averaged(Blocked):
     """The sum of c_j theta_j over checkpoints j, in float64.
 
-    In float32 the products of its least numbers would be 0. Reading it raises CheckpointError if a
-    checkpoint cannot be read, or holds NaN or infinity without `allow_nonfinite`.
+    In float32 the products of its smallest numbers would be 0. Reading it raises a CheckpointError
+    if a checkpoint cannot be read, or contains NaN or infinity without `allow_nonfinite`.
     """
 
     def __init__(
         self, tensors: Sequence[Tensor], weights: Sequence[float], allow_nonfinite: bool = False
     ) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           tensors: The tensor in each checkpoint, oldest first, all with one shape.
@@ -67,7 +67,7 @@ class Averaged(Blocked):
 
     @property
     def needs(self) -> int:
-        """Bytes held while it is read, at most."""
+        """The largest number of bytes in memory while it is read."""
         read = max(tensor.dtype.itemsize for tensor in self._tensors)
         each = max(map(held, self._tensors))
         cast = 0 if self.dtype == np.float64 else self.dtype.itemsize
@@ -77,10 +77,10 @@ class Averaged(Blocked):
         return LastBlock(self._summed)
 
     def _summed(self, number: int) -> np.ndarray:
-        """The entries of a block."""
+        """Computes the entries of a block."""
         start = number * self.block
         count = min(self.block, math.prod(self.shape) - start)
-        # The sum of negative zeros is -0.0, which 0.0 added to them would make 0.0.
+        # The sum of negative zeros is -0.0, which adding to 0.0 would change to 0.0.
         total = np.full(count, -0.0, np.float64)
         read: dict[np.dtype, np.ndarray] = {}
         for tensor, weight in zip(self._tensors, self._weights, strict=True):
@@ -113,7 +113,7 @@ class Zeros:
       name: The name of the tensor.
       dtype: The dtype of its entries.
       shape: Its shape.
-      source: Where it would lie, for messages.
+      source: Its supposed location, for messages.
     """
 
     def __init__(self, name: str, dtype: np.dtype, shape: Shape, source: str) -> None:
@@ -127,7 +127,7 @@ class Zeros:
           start: Row-major index of the first entry.
 
         Raises:
-          ValueError: If the buffer does not fit, or the tensor does not have all these entries.
+          ValueError: If the buffer is invalid, or the tensor does not have all these entries.
         """
         check_read(self, out, start)
         out[...] = 0

@@ -1,4 +1,4 @@
-"""Non-float tensors of several models, copied as one tensor by the rule for different values."""
+"""Copies non-float tensors of several models as one tensor, by the rule for different values."""
 
 from collections.abc import Sequence
 
@@ -10,19 +10,19 @@ from sail_jax.merging.tensors import Tensor, check_read, held
 
 
 class Chosen:
-    """Integers, bools or complex numbers of several models, taken by a rule as they are read.
+    """Integers, bools or complex numbers of several models, selected by a rule as they are read.
 
     Attributes:
       name: The name of the tensor.
       dtype: Its dtype, the same in all models.
       shape: Its shape, the same in all models.
-      source: Where the tensors lie.
+      source: The paths of the tensors.
       mark: The rule, for fingerprints and notes.
       differs: Whether the entries read so far differ between models.
     """
 
     def __init__(self, tensors: Sequence[Tensor], integers: Integers) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           tensors: The tensor of the base, if any, and of each model. They have the same dtype and
@@ -39,7 +39,7 @@ class Chosen:
 
     @property
     def needs(self) -> int:
-        """Bytes held while it is read, without the output buffer."""
+        """The number of bytes in memory while it is read, without the output buffer."""
         # The executor reads pieces of at most 2^20 entries.
         piece = min(int(np.prod(self.shape)), 1 << 20) * self.dtype.itemsize
         return len(self._tensors) * piece + sum(map(held, self._tensors))

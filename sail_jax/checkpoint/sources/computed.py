@@ -1,8 +1,8 @@
-"""Tensors of grown networks, and of those in another basis, computed as they are read.
+"""Computes tensors of grown networks, and of networks in another basis, as they are read.
 
-A tensor is computed whole when its first entries are read, and kept until its last entries have
-been read. So memory is bounded by the largest tensor, and reading a tensor in order computes it
-once.
+A whole tensor is computed when its first entries are read, and kept until its last entries have
+been read. Memory is therefore bounded by the largest tensor, and reading a tensor in order computes
+it once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class Computed(OnDemand):
         mark: str,
         allow_nonfinite: bool = True,
     ) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           name: The tensor's name.
@@ -54,11 +54,11 @@ class Computed(OnDemand):
           parts: The tensors that it is computed from, which become `arrays`.
           function: The pure function. Tensors with the same computation must share an equal
             function with an equal hash, so it is compiled once for all of them.
-          operands: A pytree of the differences between such tensors.
+          operands: A pytree of the data in which such tensors differ.
           programs: The cache of compiled functions.
-          how: The computation in a word or two, for messages.
+          how: A short name of the computation, for messages.
           mark: Distinguishes this computation from others of the same name, for fingerprints.
-          allow_nonfinite: Whether NaN and infinities enter the computation. If not, they raise
+          allow_nonfinite: Whether NaN and infinities enter the computation. If not, they raise a
             CheckpointError with their location.
         """
         source = " and ".join(dict.fromkeys(part.source for part in parts))
@@ -70,7 +70,7 @@ class Computed(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes held from the first read to the last, at most: parts, temporaries and result."""
+        """The largest number of bytes in memory: parts, temporaries and result."""
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
@@ -90,25 +90,25 @@ class Computed(OnDemand):
         return out
 
     def _check_finite(self, array: np.ndarray, message: str) -> None:
-        """CheckpointError if an array has NaN or infinities and they are not allowed."""
+        """Raises a CheckpointError if an array contains NaN or infinities, unless allowed."""
         floating = array.dtype.kind not in "iub"
         if floating and not self._allow_nonfinite and not finite(array):
             on = argument("allow_nonfinite", "True")
             raise CheckpointError(f"{message}; use {on} to compute regardless")
 
     def _program(self) -> jax.stages.Compiled:
-        """The compiled function for the shapes of this tensor."""
+        """Returns the compiled function for the shapes of this tensor."""
         shapes = [jax.ShapeDtypeStruct(part.shape, part.dtype) for part in self._parts]
         return self._programs(self._function, self._operands, shapes)
 
     def _precision(self) -> AbstractContextManager[None]:
-        """Computes in 64 bits exactly if a tensor has them, whatever the thread's setting."""
+        """Enables 64 bits if and only if a tensor has 64 bits, for any setting of the thread."""
         return jax.enable_x64(any(t.dtype.itemsize == 8 for t in (self, *self._parts)))
 
 
 @dataclass(frozen=True)
 class _ChangeOfBasis:
-    """A leaf re-expressed by maps: `change_blocks`, for a spec of one leaf."""
+    """Re-expresses a leaf by maps: `change_blocks`, for a spec of one leaf."""
 
     spec: Spec
     within: tuple[tuple[str, str], ...]
@@ -127,7 +127,7 @@ def rebased(
     how: str = "aligned",
     mark: str = "",
 ) -> View:
-    """Makes a checkpoint with spaces re-expressed by maps: `change_basis`, leaf by leaf.
+    """Makes a checkpoint with spaces re-expressed by maps, applying `change_basis` leaf by leaf.
 
     Args:
       checkpoint: The checkpoint.
@@ -141,8 +141,8 @@ def rebased(
       The view. Its tensors are computed as they are read.
 
     Raises:
-      ValueError: If a map does not fit its space, a block does not fit its leaves, or the spec
-        lacks a tensor of the checkpoint.
+      ValueError: If a map does not match its space, a block does not match its leaves, or a tensor
+        of the checkpoint is missing in the spec.
     """
     within = dict(within or {})
     shared = {name: m for name, m in maps.items() if name not in within}

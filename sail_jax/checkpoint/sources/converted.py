@@ -1,4 +1,4 @@
-"""Tensors laid out for another program, computed as they are read.
+"""Converts tensors to the layout of another program as they are read.
 
 Several Hugging Face tensors may share one leaf of a tree. The leaf is then read once, and kept
 until the last of them has been computed.
@@ -41,7 +41,7 @@ class _Leaf(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of the leaf, of one tensor, and of its part in the leaf."""
+        """The bytes of the leaf, of one tensor, and of its part in the leaf."""
         return bytes_of(self) + max(
             bytes_of(x) + held(x) + _wide(self._link, x) for x in self._parts
         )
@@ -55,7 +55,7 @@ class _Leaf(OnDemand):
 
 
 class _Shared:
-    """A leaf that several tensors are taken from, read with the first of them."""
+    """A leaf that contains several tensors, read with the first of them."""
 
     def __init__(self, leaf: Tensor, users: int) -> None:
         self.leaf, self._users, self._left = leaf, users, users
@@ -63,7 +63,7 @@ class _Shared:
         self._array: np.ndarray | None = None
 
     def array(self) -> np.ndarray:
-        """Returns the leaf, and frees it after its last user."""
+        """Returns the leaf, and frees it after its last use."""
         with self._lock:
             if self._array is None:
                 self._array = read_whole(self.leaf).reshape(self.leaf.shape)
@@ -84,7 +84,7 @@ class _Part(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of the leaf, and of the tensor before it is rounded."""
+        """The bytes of the leaf, and of the tensor before it is rounded."""
         leaf = self._shared.leaf
         return bytes_of(leaf) + held(leaf) + bytes_of(self) + _wide(self._link, self)
 
@@ -95,7 +95,7 @@ class _Part(OnDemand):
 
 
 def _wide(link: Link, tensor: Tensor | OnDemand) -> int:
-    """The bytes for laying out a tensor: a copy, and float64 if it enters a computation."""
+    """Returns the bytes for laying out a tensor: a copy, and float64 for a computation."""
     return math.prod(tensor.shape) * (tensor.dtype.itemsize + 8 * (not link.plain))
 
 
@@ -126,7 +126,7 @@ def as_tree(
       The view; its leaves are computed as they are read.
 
     Raises:
-      CheckpointError: If a tensor is missing, has no counterpart in the tree, or does not fit.
+      CheckpointError: If a tensor is missing, has no counterpart in the tree, or has another shape.
     """
     have, tensors = checkpoint.tensors, {}
     with _explained(checkpoint):
@@ -156,7 +156,7 @@ def as_hugging_face(
       The view; its tensors are computed as they are read.
 
     Raises:
-      CheckpointError: If a leaf is missing, or does not fit.
+      CheckpointError: If a leaf is missing, or has another shape.
     """
     have, tensors = checkpoint.tensors, {}
     with _explained(checkpoint):

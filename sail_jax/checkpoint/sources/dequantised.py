@@ -1,4 +1,4 @@
-"""Weights of quantised networks, computed from codes and scales as they are read.
+"""Computes the weights of quantised networks from codes and scales as they are read.
 
 All schemes use one formula, `(code - zero) * scale`. A scale and a zero belong to a block of the
 weight. The schemes differ in how codes are packed, and in the order of the matrices.
@@ -13,9 +13,9 @@ import numpy as np
 from sail_jax.checkpoint.formats.files import CheckpointError
 from sail_jax.merging.tensors import LastBlock, OnDemand, Shape, Tensor, bytes_of, read_whole
 
-# How many entries are computed at once.
+# The number of entries that are computed at once.
 _BLOCK = 1 << 16
-# How many scales are checked at once.
+# The number of scales that are checked at once.
 _CHUNK = 1 << 18
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -53,7 +53,7 @@ class Codes(NamedTuple):
       shape: The shape of the matrices of values, `[..., rows, columns]`.
       values: The value of each code; None where each entry is its own value.
       at: The first bit of each code in a row of words, little-endian; empty without `values`.
-      bits: How many bits a code has.
+      bits: The number of bits of a code.
       words_turned: Whether the matrices of words are stored transposed.
       turned: Whether the matrices of values are stored transposed.
     """
@@ -94,10 +94,10 @@ class Blocks(NamedTuple):
     """The scale of each entry of a weight.
 
     Attributes:
-      rows: How many rows share a scale.
-      columns: How many columns share one.
-      group: The index of the scale of each column, if the file has it; else None, and `columns`
-        consecutive columns share a scale.
+      rows: The number of rows that share a scale.
+      columns: The number of columns that share a scale.
+      group: The index of the scale of each column, if the file contains it; otherwise None, and
+        `columns` consecutive columns share a scale.
     """
 
     rows: int
@@ -106,7 +106,7 @@ class Blocks(NamedTuple):
 
 
 class _Formed(NamedTuple):
-    """Data kept while a weight is read: scales, zeros, indices of scales, and codes."""
+    """The data in memory while a weight is read: scales, zeros, indices of scales, and codes."""
 
     scale: np.ndarray
     zero: np.ndarray | None
@@ -156,7 +156,7 @@ class Dequantised(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes of scales, zeros and groups, of a matrix of codes, and of a block's arrays."""
+        """The bytes of scales, zeros and groups, of a matrix of codes, and of a block's arrays."""
         kept = [self._scale.tensor, *([self._zero.tensor] if self._zero else [])]
         matrix = bytes_of(self._codes.tensor) // max(1, self._codes.stored[0])
         block = 32 * min(math.prod(self.shape), max(_BLOCK, self.shape[-1])) + 32 * self.shape[-1]
@@ -202,14 +202,14 @@ class Dequantised(OnDemand):
             row += stop - first
 
     def _matrix(self, which: int) -> np.ndarray:
-        """The stored entries of one matrix of codes."""
+        """Reads the stored entries of one matrix of codes."""
         _, rows, words = self._codes.stored
         flat = np.empty(rows * words, self._codes.tensor.dtype)
         self._codes.tensor.read(flat, which * rows * words)
         return flat.reshape(rows, words)
 
     def _block(self, formed: _Formed, which: int, first: int, stop: int) -> np.ndarray:
-        """Rows of one matrix of the weight."""
+        """Computes rows of one matrix of the weight."""
         codes, (_, rows, words) = self._codes, self._codes.stored
         if self._turned:
             block = codes.part(formed.matrix.get(which), first, stop)
@@ -237,7 +237,7 @@ class Dequantised(OnDemand):
         first: int,
         stop: int,
     ) -> np.ndarray:
-        """The scales of rows, or their zeros, repeated for the entries of these rows."""
+        """Repeats the scales of rows, or their zeros, for the entries of these rows."""
         if codes.shape[-2] == 1:
             part, rows = codes.part(stored[which % len(stored)], 0, 1), [0]
         else:
@@ -249,7 +249,7 @@ class Dequantised(OnDemand):
 
 
 def _read(codes: Codes) -> np.ndarray:
-    """The stored entries, as (matrices, rows, words)."""
+    """Reads the stored entries, as (matrices, rows, words)."""
     return read_whole(codes.tensor).reshape(codes.stored)
 
 

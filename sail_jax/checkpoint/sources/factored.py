@@ -1,7 +1,8 @@
-"""Factors of low rank as tensors: computed from checkpoints or merged, then laid out for PEFT.
+"""Factors of low rank as tensors, which are computed from checkpoints or merged, then laid out for
+PEFT.
 
-The rank of factors is known only after their computation. A `Factored` has the rank as its only
-entry, and passes on the factors, which are kept until all ranks are known.
+The rank of factors is known only after their computation. The only entry of a `Factored` is the
+rank. Reading it passes on the factors, which are stored until all ranks are known.
 """
 
 import math
@@ -31,7 +32,7 @@ from sail_jax.lora import (
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.tensors import OnDemand, Tensor, aligned, bytes_of, held, read_whole
 
-# How many entries of a difference are read at once.
+# The number of entries of a difference that are read at once.
 _BLOCK = 1 << 20
 # An embedding, which PEFT wraps differently from a linear layer. T5's position biases are one.
 _EMBEDDING = re.compile(r"(?:^|[._])(?:wte|wpe|embed\w*|\w*embeddings?|relative_attention_bias)$")
@@ -58,15 +59,15 @@ Keep = Callable[[str, Factors], None]
 
 
 class Factored(OnDemand):
-    """The rank of factors. Reading it computes the factors and keeps them."""
+    """The rank of factors. Reading it computes and stores the factors."""
 
     def __init__(self, name: str, source: str, keep: Keep) -> None:
         """Stores the arguments; reads nothing yet.
 
         Args:
-          name: The name under which the factors are kept.
-          source: Where their inputs lie, for messages.
-          keep: Keeps them.
+          name: The name under which the factors are stored.
+          source: The paths of their inputs, for messages.
+          keep: Stores them.
         """
         super().__init__(name, np.dtype(np.int32), (1,), source)
         self._keep = keep
@@ -74,7 +75,7 @@ class Factored(OnDemand):
     @property
     @abstractmethod
     def reads(self) -> int:
-        """Bytes that are read for the factors."""
+        """The number of bytes that are read for the factors."""
 
     @abstractmethod
     def factors(self) -> Factors:
@@ -109,10 +110,10 @@ class Difference(Factored):
         """Stores the arguments; reads nothing yet.
 
         Args:
-          name: The name under which the factors are kept.
+          name: The name under which the factors are stored.
           tuned: The matrix after training.
           base: The matrix before, of the same shape.
-          keep: Keeps them.
+          keep: Stores them.
           rank: The largest rank; see `sail_jax.lora.approximate`.
           energy: The fraction of squared singular values to keep.
           dtype: The dtype to which the factors are rounded.
@@ -128,7 +129,7 @@ class Difference(Factored):
 
     @property
     def needs(self) -> int:
-        """Bytes of the difference in float32, and of the decomposition's arrays."""
+        """The bytes of the difference in float32, and of the decomposition's arrays."""
         rows, columns = self.tuned.shape
         low, high = sorted((rows, columns))
         rank = low if self._rank is None else min(low, self._rank)
@@ -157,7 +158,7 @@ class Difference(Factored):
         return Factors(left, right, _norm(delta), _distance(delta, left, right))
 
     def _delta(self) -> np.ndarray:
-        """The difference, in float32."""
+        """Computes the difference, in float32."""
         delta = aligned(self.tuned.shape, np.dtype(np.float32))
         flat = delta.reshape(-1)
         wide = np.result_type(*(_wider(x.dtype) for x in (self.tuned, self.base)))
@@ -222,11 +223,11 @@ class Joint(Factored):
         """Stores the arguments; reads nothing yet.
 
         Args:
-          name: The name under which the factors are kept.
-          parts: The factors in each adapter; None where it has none.
-          keep: Keeps them.
+          name: The name under which the factors are stored.
+          parts: The factors in each adapter; None if there are none.
+          keep: Stores them.
           weights: One for each adapter.
-          merge: How core matrices are merged; None adds the products.
+          merge: The merge of core matrices; None adds the products.
           rank: The largest rank; None for no limit.
           dtype: The dtype to which the factors are rounded.
         """
@@ -242,7 +243,7 @@ class Joint(Factored):
 
     @property
     def needs(self) -> int:
-        """Bytes of all factors in float32, of their bases and of the result."""
+        """The bytes of all factors in float32, of their bases and of the result."""
         tensors = [x for part in self._parts if part for x in part.pair.parts.values()]
         entries = sum(math.prod(x.shape) for x in tensors)
         ranks = sum(part.pair.parts["A"].shape[0] for part in self._parts if part)
@@ -261,7 +262,8 @@ class Joint(Factored):
             whole = core_space(self._merge, adapters, weights=list(self._weights))
         kept = whole if self._rank is None else refactor(whole, self._rank)
         B, A = (np.asarray(x).astype(self._dtype) for x in kept[self.name])
-        # The norms of the change and its error come from products of factors, not a dense array.
+        # The norms of the change and its error are computed from products of factors, not a dense
+        # array.
         written = {self.name: LowRank(jnp.asarray(B, "f"), jnp.asarray(A, "f"))}
         error = concatenate([whole, written], [1.0, -1.0])
         return Factors(B, A, *(_product_norm(x[self.name]) for x in (whole, error)))
@@ -312,17 +314,17 @@ class Target:
 
 
 def _wider(dtype: np.dtype) -> np.dtype:
-    """A dtype of NumPy that holds all values of another one, for differences."""
+    """Returns a dtype of NumPy that contains all values of another one, for differences."""
     return np.dtype(np.float64 if dtype.itemsize > 4 else np.float32)
 
 
 def _norm(array: np.ndarray) -> float:
-    """The Frobenius norm of a matrix, its rows added up in float64."""
+    """Computes the Frobenius norm of a matrix, summing its rows in float64."""
     return math.sqrt(sum(float(np.vdot(row, row)) for row in array))
 
 
 def _distance(delta: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
-    """The Frobenius norm of a matrix without left right, in blocks of rows."""
+    """Computes the Frobenius norm of a matrix minus left right, in blocks of rows."""
     left, right = left.astype(np.float32), right.astype(np.float32)
     height = max(1, _BLOCK // delta.shape[1])
     total = 0.0
@@ -333,7 +335,7 @@ def _distance(delta: np.ndarray, left: np.ndarray, right: np.ndarray) -> float:
 
 
 def _product_norm(pair: LowRank) -> float:
-    """The Frobenius norm of B A, from triangular factors of both."""
+    """Computes the Frobenius norm of B A, from triangular factors of both."""
     R, L = (
         np.asarray(np.linalg.qr(np.asarray(x, np.float64), mode="r")) for x in (pair.B, pair.A.T)
     )

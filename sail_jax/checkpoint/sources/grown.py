@@ -1,4 +1,4 @@
-"""A larger network made from a checkpoint. Its tensors are computed as they are read."""
+"""Makes a larger network from a checkpoint, whose tensors are computed as they are read."""
 
 import hashlib
 import json
@@ -120,13 +120,13 @@ def growth_view(
         prunes = isinstance(method, str) and method in METHODS and METHODS[method].prunes
         leaves = {n: Unread(x) for n, x in checkpoint.tensors.items()} if prunes else shapes
         made = networks.plan(leaves, own, read_target(to), method, key=key, rules=known, **options)
-    # Everything that affects the values: a resumed run must get the same mark.
+    # The mark covers everything that affects the values, and a resumed run must have the same mark.
     text = json.dumps(
         [method, seed, own, made.config, repr(rules), sorted(options.items())], default=repr
     )
     mark = hashlib.sha256(text.encode())
     if prunes:
-        # The chosen units depend on the values, and on scores that `repr` does not show fully.
+        # The chosen units depend on the values, and on scores whose `repr` is incomplete.
         for x in jax.tree.leaves(dict(made.maps)):
             mark.update(np.ascontiguousarray(x).tobytes())
     view = grown(
@@ -158,7 +158,7 @@ def grown(
       The view: every leaf of the growth, computed as it is read.
 
     Raises:
-      CheckpointError: If the checkpoint lacks a tensor that the growth needs.
+      CheckpointError: If a tensor that the growth requires is missing in the checkpoint.
     """
     programs, tensors = Programs(), {}
     for path, like in growth.leaves.items():
@@ -176,7 +176,7 @@ def grown(
 
 
 def _found(config: Config, tensors: int) -> Callable[[Config], Rules] | None:
-    """Rules derived from an architecture's class in transformers; None if there are none."""
+    """Derives rules from an architecture's class in transformers; None if there are none."""
     try:
         architectures.of(config)
     except ValueError:
@@ -226,12 +226,12 @@ def require_exact(
 ) -> None:
     """Refuses a growth with `require_lossless`, unless a run shows that it is lossless.
 
-    The plan has already refused losses that the axes show. A run finds the others.
+    The plan has already refused losses that follow from the axes. A run finds the others.
 
     Args:
       path: The checkpoint, for messages.
-      agreed: The runs of both networks, as `measured` returns them.
-      failed: Why a run failed, as `measured` returns it.
+      agreed: The runs of both networks, from `measured`.
+      failed: The reason why a run failed, from `measured`.
       remedy: The advice if nothing was run.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A tensor made of several others in sequence, such as the stacked experts of a mixture."""
+"""Joins several tensors in sequence, such as the stacked experts of a mixture."""
 
 import math
 from bisect import bisect_right
@@ -13,17 +13,17 @@ from sail_jax.merging.tensors import Tensor, check_read, held
 
 
 class Joined:
-    """A tensor with the entries of several tensors, one after the other, in row-major order.
+    """A tensor with the entries of several tensors, one after another, in row-major order.
 
     Attributes:
       name: The name of the tensor.
       dtype: The dtype of its entries, to which the other tensors are cast.
       shape: Its shape.
-      source: Where the other tensors lie, for messages.
+      source: The paths of the other tensors, for messages.
     """
 
     def __init__(self, name: str, like: jax.ShapeDtypeStruct, tensors: Sequence[Tensor]) -> None:
-        """Stores the arguments; reads nothing yet.
+        """Stores the arguments, without reading.
 
         Args:
           name: Its name.
@@ -37,7 +37,7 @@ class Joined:
 
     @property
     def needs(self) -> int:
-        """Bytes held while it is read; each tensor is freed once its end was read."""
+        """The bytes in memory while it is read; each tensor is freed after its end."""
         # The executor reads pieces of at most 2^20 entries.
         return max(
             held(x) + (x.dtype != self.dtype) * min(math.prod(x.shape), 1 << 20) * x.dtype.itemsize
@@ -52,7 +52,7 @@ class Joined:
           start: Row-major index of the first entry to read.
 
         Raises:
-          ValueError: If the buffer does not fit, or the tensor is shorter than the request.
+          ValueError: If the buffer is invalid, or the tensor is shorter than the request.
         """
         check_read(self, out, start)
         done = 0

@@ -1,4 +1,4 @@
-"""Distances between two checkpoints of one architecture, before and after one of them is moved."""
+"""Measures distances between two checkpoints of one architecture, before and after one is moved."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from sail_jax.merging.tensors import Tensor, aligned, read_whole
 
 
 class Match(NamedTuple):
-    """A comparison of the tensors that touch one space with the reference's.
+    """A comparison of the tensors that contain a space with those of the reference.
 
     Attributes:
       space: The name of the space.
       family: The family of its map, such as "permutation".
-      units: How many units it has, in all blocks together.
-      moved: How many of them changed places or scale; all, if the map mixes units.
-      before: The mean cosine between the tensors that touch the space and the reference's.
+      units: The number of its units, in all blocks together.
+      moved: The number of units that changed position or scale; all, if the map mixes units.
+      before: The mean cosine between the tensors that contain the space and those of the reference.
       after: The same with all maps applied.
     """
 
@@ -42,7 +42,7 @@ Index = tuple[slice | Sequence[int] | np.ndarray, ...]
 
 
 class Unread:
-    """A leaf on disk that is read each time it is converted to an array.
+    """A leaf on disk, which is read each time it is converted to an array.
 
     It has the attributes that `match_weights` uses: a dtype, a shape, and parts by index.
 
@@ -52,11 +52,11 @@ class Unread:
     """
 
     def __init__(self, tensor: Tensor, *indices: Index | slice) -> None:
-        """Describes a tensor or a part of one; reads nothing yet.
+        """Describes a tensor or a part of one, without reading it.
 
         Args:
           tensor: The tensor.
-          *indices: Indices that are applied one after the other, each of slices or positions along
+          *indices: Indices that are applied one after another, each of slices or positions along
             the first axes; the other axes are whole.
         """
         self._tensor, self._indices = tensor, indices
@@ -133,7 +133,7 @@ def compared(
                 float(_apart(a, m)),
             ]
         aa, bb, ab, am, mm, d0, d1 = map(float, sums)
-        # Sums over tensors and their pieces in float64; each piece's own sums are in float32.
+        # Sums over tensors and their pieces are in float64, sums within a piece in float32.
         total += aa
         apart += (d0, d1)
         cosines[path] = (
@@ -159,11 +159,11 @@ def compared(
 
 @jax.jit
 def _inner(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The inner product of two arrays."""
+    """Computes the inner product of two arrays."""
     return jnp.sum(a.astype(jnp.float32) * b.astype(jnp.float32))
 
 
 @jax.jit
 def _apart(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The squared distance of two arrays."""
+    """Computes the squared distance of two arrays."""
     return jnp.sum((a.astype(jnp.float32) - b.astype(jnp.float32)) ** 2)

@@ -1,4 +1,4 @@
-"""Compiled functions, kept for the tensors that share them."""
+"""A cache of compiled functions for the tensors that share them."""
 
 import contextlib
 import threading
@@ -21,7 +21,7 @@ def in_own_width(tensors: Iterable[Like]) -> contextlib.AbstractContextManager[N
 
 
 class Programs:
-    """A cache of compiled functions, one for each function and shapes of its arguments.
+    """A cache of compiled functions, by function and shapes of its arguments.
 
     The layers of a network share functions and shapes, so they share a program. It may be used from
     several threads.
@@ -46,7 +46,8 @@ class Programs:
         """
         leaves, structure = jax.tree.flatten(operands)
         key = function, structure, *map(jax.typeof, leaves), *shapes
-        # Compiled under the lock: threads that need the same program wait for one compilation.
+        # Programs are compiled under the lock, so threads that require the same program wait for
+        # one compilation.
         with self._lock:
             if key not in self._compiled:
                 self._compiled[key] = jax.jit(function).lower(operands, *shapes).compile()

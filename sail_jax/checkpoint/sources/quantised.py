@@ -1,4 +1,4 @@
-"""Quantised checkpoints opened for arithmetic: codes are paired with their scales, by scheme."""
+"""Opens quantised checkpoints for arithmetic, pairing codes with their scales by scheme."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def open_values(
       path: As `open_checkpoint` takes it.
       allow_pickle: As `open_checkpoint` takes it.
       offline: As `open_checkpoint` takes it.
-      select: Which tensors are taken; see `sail_jax.merging.selection`.
+      select: The tensors that are selected; see `sail_jax.merging.selection`.
 
     Returns:
       The open checkpoint. Codes of FP8, compressed-tensors, GPTQ, AWQ, MXFP4 and NVFP4 become
@@ -74,12 +74,13 @@ def open_values(
 
     Raises:
       CheckpointError: As `open_checkpoint` does, and if the tensors are codes of another scheme, or
-        codes and scales do not fit each other.
+        codes and scales are inconsistent.
       ValueError: If nothing is selected.
     """
     checkpoint = open_checkpoint(path, allow_pickle=allow_pickle, offline=offline)
     with closed_on_error(checkpoint):
-        # The leaves of a state are selected first, since an optimiser's state may hold codes, too.
+        # The leaves of a state are selected first, because an optimiser's state may also contain
+        # codes.
         checkpoint.select()
         _decode(checkpoint)
         if select is not None:
@@ -88,13 +89,13 @@ def open_values(
 
 
 def read_if_possible(checkpoint: Checkpoint) -> str:
-    """Replaces codes by weights if the scheme is supported; otherwise the codes stay.
+    """Replaces codes by weights if the scheme is supported; otherwise keeps the codes.
 
     Args:
       checkpoint: A checkpoint as `open_checkpoint` opens it, which is changed.
 
     Returns:
-      A sentence that the tensors are codes, and why they stay; "" if they are plain values now.
+      A sentence that states why the tensors remain codes; "" if they are plain values now.
     """
     try:
         _decode(checkpoint)
@@ -120,7 +121,7 @@ def _decode(checkpoint: Checkpoint) -> None:
 
 
 def _without(config: Config) -> dict[str, Any]:
-    """A configuration without the entries about codes, also within its parts."""
+    """Returns a configuration without the entries about codes, also within its parts."""
     return {
         key: _without(value) if key == "text_config" and isinstance(value, Mapping) else value
         for key, value in config.items()
@@ -135,7 +136,7 @@ def _scheme(
     found: Sequence["_Found"],
     names: Iterable[str],
 ) -> Scheme:
-    """The scheme for an output with the same codes, or the reason why there is none."""
+    """Returns the scheme for an output with the same codes, or the reason why there is none."""
     entries = {place: _unmeasured(stated) for place, stated in statements(config).items()}
     layouts = {x.weight.name: x.layout for x in found if x.layout is not None}
     other = next((x.weight.name for x in found if x.layout is None), None)
@@ -154,7 +155,7 @@ def _scheme(
 
 
 def _unmeasured(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry about codes, with activations that are scaled dynamically.
+    """Returns the entry about codes, with dynamic scales of activations.
 
     The measured scales belong to another network.
     """
@@ -170,7 +171,7 @@ def _unmeasured(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dynamic(group: Any) -> Any:
-    """A group of compressed-tensors without measured scales of activations."""
+    """Returns a group of compressed-tensors without measured scales of activations."""
     if not isinstance(group, Mapping):
         return group
     changed = dict(group)
@@ -182,9 +183,9 @@ def _dynamic(group: Any) -> Any:
 
 
 def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int, np.dtype, Scheme]:
-    """The tensors with weights instead of codes, how many are left out, their dtype, the scheme.
+    """Returns the tensors with weights instead of codes, the number omitted, the dtype, the scheme.
 
-    The scheme holds the layout of each weight's codes.
+    The scheme contains the layout of each weight's codes.
     """
     path, config = checkpoint.path, config_of(checkpoint.extras)
     about = _about(config, checkpoint)
@@ -238,7 +239,7 @@ def _values(checkpoint: Checkpoint, scheme: str) -> tuple[dict[str, Tensor], int
 
 
 def _about(config: Config, checkpoint: Checkpoint) -> dict[str, Any]:
-    """The entries about codes in config.json or a separate file."""
+    """Returns the entries about codes in config.json or a separate file."""
     found = [*statements(config).values()]
     for file in _FILES if not found else ():
         part = config_of(checkpoint.extras, file)
@@ -273,14 +274,14 @@ def _check(about: Mapping[str, Any], config: Config) -> None:
 
 
 def _groups(about: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The groups of layers of compressed-tensors."""
+    """Returns the groups of layers of compressed-tensors."""
     groups = about.get("config_groups")
     groups = groups.values() if isinstance(groups, Mapping) else ()
     return [group for group in groups if isinstance(group, Mapping)]
 
 
 class _Found(NamedTuple):
-    """A weight, the names of the other tensors that it needs, and its layout in FP8."""
+    """A weight, the names of the other tensors that it requires, and its layout in FP8."""
 
     weight: Dequantised
     others: tuple[str, ...]
@@ -307,7 +308,7 @@ class _Finder:
         ]
 
     def __call__(self, name: str) -> _Found | None:
-        """The weight that belongs to a tensor of codes; None for other tensors."""
+        """Returns the weight of a tensor of codes; None for other tensors."""
         for end, found in (
             ("weight_packed", self._packed),
             ("qweight", self._transposed),
@@ -318,7 +319,7 @@ class _Finder:
         return self._entries(name)
 
     def _packed(self, name: str, stem: str) -> _Found:
-        """A weight of compressed-tensors with several codes in a word."""
+        """Makes a weight of compressed-tensors with several codes in a word."""
         tensor, scale = self._tensors[name], f"{stem}weight_scale"
         if tensor.dtype == np.uint8:
             factor = f"{stem}weight_global_scale"
@@ -336,7 +337,7 @@ class _Finder:
         return self._found(f"{stem}weight", words, scale, others, zero=zero, group=group)
 
     def _unpacked(self, name: str, stated: str) -> tuple[Shape, int]:
-        """The shape of a packed weight, and the bits of a code."""
+        """Returns the shape of a packed weight, and the bits of a code."""
         about, words = self._need(stated, name), self._tensors[name].shape
         self._check(
             stated, about.shape == (len(words),) and about.dtype.kind in "iu",
@@ -357,7 +358,7 @@ class _Finder:
     def _e2m1(
         self, weight: str, name: str, scale: str, factor: str | None, *, divided: bool = False
     ) -> _Found:
-        """A weight of four-bit floating-point codes: NVFP4, and MXFP4 except gpt-oss's."""
+        """Makes a weight of four-bit floating-point codes: NVFP4, and MXFP4 except gpt-oss's."""
         tensor = self._tensors[name]
         self._check(name, len(tensor.shape) > 1, f"a matrix, got shape {list(tensor.shape)}")
         shape = (*tensor.shape[:-1], 2 * tensor.shape[-1])
@@ -374,7 +375,7 @@ class _Finder:
         )
 
     def _transposed(self, name: str, stem: str) -> _Found:
-        """A weight of GPTQ, with packed rows, or of AWQ, with packed columns."""
+        """Makes a weight of GPTQ, with packed rows, or of AWQ, with packed columns."""
         words, scale, zero = name, f"{stem}scales", f"{stem}qzeros"
         tensor, scales, zeros = (self._need(x, name) for x in (words, scale, zero))
         for x in (tensor, scales, zeros):
@@ -426,7 +427,7 @@ class _Finder:
         )  # fmt: skip
 
     def _experts(self, name: str, stem: str) -> _Found:
-        """Stacked experts of gpt-oss, which are stored transposed."""
+        """Makes stacked experts of gpt-oss, which are stored transposed."""
         tensor, scale = self._tensors[name], f"{stem}_scales"
         shape = tensor.shape
         self._check(
@@ -449,7 +450,7 @@ class _Finder:
         return _Found(weight, (scale,))
 
     def _entries(self, name: str) -> _Found | None:
-        """A weight with one code per entry (float8 or int8), or two in NVFP4."""
+        """Makes a weight with one code per entry (float8 or int8), or two in NVFP4."""
         tensor = self._tensors[name]
         floating = tensor.dtype.name.startswith("float8")
         if not floating and tensor.dtype not in (np.int8, np.uint8):
@@ -459,7 +460,7 @@ class _Finder:
             stem = name.removesuffix("weight")
             scales += [f"{stem}{x}" for x in ("scale_inv", "scale_weight", "scale")]
         scales = [x for x in scales if x in self._tensors]
-        # A network kept in float8 as a whole has its own scales in float8, too.
+        # If a whole network is stored in float8, its own scales are also float8.
         if not scales or (floating and self._tensors[scales[0]].dtype == tensor.dtype):
             return None
         scale = scales[0]
@@ -488,7 +489,7 @@ class _Finder:
         return found._replace(layout=self._layout(name, scale, block))
 
     def _layout(self, name: str, scale: str, block: Sequence[int] | None) -> Layout | None:
-        """The layout of a weight's FP8 codes; None for other codes, or codes with zeros."""
+        """Returns the layout of a weight's FP8 codes; None for other codes, or codes with zeros."""
         tensor, given = self._tensors[name], self._tensors[scale]
         symmetric = all(arguments.get("symmetric", True) for arguments in self._arguments)
         plain = tensor.dtype.name == "float8_e4m3fn" and _floating(given) and symmetric
@@ -511,7 +512,7 @@ class _Finder:
 
     @staticmethod
     def _sides(scales: Shape, weight: Shape) -> tuple[int, int]:
-        """The number of scales along the rows of a matrix, and along its columns."""
+        """Returns the number of scales along the rows of a matrix, and along its columns."""
         if math.prod(scales) == 1:
             return 1, 1
         return (scales[0], 1) if len(scales) == 1 else (scales[-2], scales[-1])
@@ -571,7 +572,7 @@ class _Finder:
         return _Found(made, tuple(x for x in others if x in self._tensors))
 
     def _zeros(self, name: str, codes: Codes, scale: Tensor, shape: Shape) -> Codes | None:
-        """The zeros of compressed-tensors, plain or packed along the rows."""
+        """Makes the zeros of compressed-tensors, plain or packed along the rows."""
         if name not in self._tensors:
             symmetric = [arguments.get("symmetric", True) for arguments in self._arguments]
             if symmetric and not any(symmetric):
@@ -593,7 +594,7 @@ class _Finder:
         return Codes(zeros, _matrices(shape), shape)
 
     def _scales(self, name: str, shape: Shape, *, turned: bool = False) -> Codes:
-        """The scales of a weight; `shape` is the shape of matrices in the weight's order."""
+        """Returns the scales of a weight; `shape` is the shape of its matrices."""
         tensor = self._tensors[name]
         self._check(name, _floating(tensor) or _exponents(tensor), f"scales, got {tensor.dtype}")
         matrices, *last = _matrices(shape)
@@ -603,13 +604,13 @@ class _Finder:
         return Codes(tensor, stored, shape, turned=turned)
 
     def _need(self, name: str, codes: str) -> Tensor:
-        """A required tensor."""
+        """Returns a required tensor."""
         if name not in self._tensors:
             raise CheckpointError(f"'{name}' is missing, which belongs to '{codes}'")
         return self._tensors[name]
 
     def _check(self, name: str, fits: object, expected: str) -> None:
-        """Raises CheckpointError if a tensor differs from the expectation."""
+        """Raises a CheckpointError if a tensor differs from the expected one."""
         if not fits:
             raise CheckpointError(f"'{name}': expected {expected}")
 
@@ -617,10 +618,10 @@ class _Finder:
 def _sizes(
     entries: Shape, grid: Shape, stated: Sequence[int] | None, *, exact: bool
 ) -> tuple[int, int] | None:
-    """How many rows and columns a block of a grid has; None if no size fits.
+    """Returns the number of rows and columns of a block of a grid; None if no size is possible.
 
-    Stated sizes come first, since the grid alone may mislead: of 192 rows in two blocks, the first
-    may have 128. With `exact` no other sizes are tried.
+    Stated sizes take precedence, because the grid alone may be misleading: of 192 rows in two
+    blocks, the first may have 128. With `exact` no other sizes are tried.
     """
     if stated and all(n == -(-m // size) for m, n, size in zip(entries, grid, stated, strict=True)):
         return (stated[0], stated[1])
@@ -630,20 +631,20 @@ def _sizes(
 
 
 def _matrices(shape: Shape) -> Shape:
-    """A shape as (matrices, rows, columns)."""
+    """Returns a shape as (matrices, rows, columns)."""
     return (math.prod(shape[:-2]), *shape[-2:])
 
 
 def _exponents(tensor: Tensor) -> bool:
-    """Whether the entries are exponents of 2 that serve as scales."""
+    """Checks whether the entries are exponents of 2 that are used as scales."""
     return tensor.dtype == np.uint8 or tensor.dtype.name == "float8_e8m0fnu"
 
 
 def _floating(tensor: Tensor) -> bool:
-    """Whether the entries are floating-point numbers."""
+    """Checks whether the entries are floating-point numbers."""
     return tensor.dtype.kind == "f" or tensor.dtype.name.startswith(("float", "bfloat"))
 
 
 def _listed(numbers: list[int]) -> str:
-    """Numbers in a row, for messages."""
+    """Lists numbers, for messages."""
     return " or ".join(map(str, numbers))

@@ -1,7 +1,7 @@
-"""Names of tensors in memory, and their names in files, where transformers renames at loading.
+"""Names of tensors in memory and in files, for models that transformers renames at loading.
 
 PEFT saves the names that a model has in memory. transformers renames some tensors when it loads a
-file, stacks experts, and splits fused matrices. `renamings.json` holds its rules, which
+file, stacks experts, and splits fused matrices. `renamings.json` contains its rules, which
 `.ci/against/renamings.py` writes from `transformers.conversion_mapping`. `Names` applies them to
 the names of a base, as transformers does at loading, and looks up names in memory.
 """
@@ -29,8 +29,9 @@ class Rule(NamedTuple):
 
     Attributes:
       pattern: Finds the part of a name that is replaced; its groups g0, g1, ... are the sources.
-      targets: The new part; the first of several for the name, the others for what is split off.
-      how: "" for a renaming, "group" for renamings that apply together, else the operations.
+      targets: The new part; the first of several is for the name, the others for the parts that are
+        split off.
+      how: "" for a renaming, "group" for renamings that apply together, otherwise the operations.
       scope: The module that the rule is limited to; None for the whole model.
       prefix: The name of the model without its head, with which the scope may begin.
     """
@@ -42,7 +43,7 @@ class Rule(NamedTuple):
     prefix: str
 
     def search(self, name: str) -> tuple[str, str, re.Match[str], int] | None:
-        """Searches a name: what stands before the scope, the rest, the match, and its source."""
+        """Returns the part of a name before the scope, the rest, the match, and its source."""
         before = ""
         if self.scope is not None:
             inner, outer = (f"{x}." if x else "" for x in (self.scope, self.prefix))
@@ -75,12 +76,12 @@ class Rule(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Where a file has what is one tensor in memory.
+    """The location in a file of what is one tensor in memory.
 
     Attributes:
       files: Names in the file. For stacked experts, those of one expert after another, and in the
         order in which an expert's tensors are concatenated.
-      each: How many tensors of the file make one expert.
+      each: The number of tensors of the file that make one expert.
       how: "" for one tensor as it is, "experts" for stacked ones, else transformers' operations.
     """
 
@@ -140,7 +141,7 @@ class Names:
             self._memory[name] = Stored(files, len(lists), how)
 
     def _renamed(self, name: str, convert: bool = True) -> tuple[str, Rule | None, int]:
-        """A name in memory, and the conversion that it takes part in, with the source's number."""
+        """Returns a name in memory, and its conversion with the number of the source."""
         if len(name) > _LONGEST:
             return name, None, -1
         for i, rule in enumerate(self._rules):
@@ -168,13 +169,13 @@ class Names:
         """Finds a tensor in the file by its name in memory, or by its name in files.
 
         The name of the model without its head, such as "transformer.", may be missing on one side:
-        a base that was saved without its head lacks it, and so does an adapter of such a model.
+        in a base that was saved without its head, or in an adapter of such a model.
 
         Args:
           name: The name.
 
         Returns:
-          Where it is stored; None if the base lacks it.
+          Its location; None if it is missing in the base.
 
         Raises:
           CheckpointError: If the name in memory and the same name in files are different tensors.
@@ -206,7 +207,7 @@ class Names:
           source: Where the adapter lies, for messages.
 
         Returns:
-          The name; for a tensor that the base lacks, the name that a file has for it.
+          The name; for a tensor that is not in the base, the name that a file would use.
 
         Raises:
           CheckpointError: If the file stores it in another form.
@@ -222,7 +223,7 @@ class Names:
         return found.files[0]
 
     def new(self, name: str) -> str:
-        """Returns the name in files of a tensor that the base lacks, such as a tied head's."""
+        """Returns the name in files of a tensor that is not in the base, such as a tied head's."""
         return file_name(name, self._rules)
 
 
@@ -234,8 +235,8 @@ def in_memory(tensors: Mapping[str, T], model: Config) -> dict[str, T]:
       model: The content of config.json.
 
     Returns:
-      The tensors by their names in memory. What is converted at loading, such as experts that are
-      stacked, keeps its name.
+      The tensors by their names in memory. Tensors that are converted at loading, such as stacked
+      experts, keep their names.
     """
     named = Names(tensors, model).items()
     names = {stored.files[0]: name for name, stored in named if not stored.how}
@@ -245,7 +246,7 @@ def in_memory(tensors: Mapping[str, T], model: Config) -> dict[str, T]:
 def file_name(name: str, rules: Iterable[Rule]) -> str:
     """Returns the name in files of a tensor outside the model without its head.
 
-    Only rules that replace the beginning of a name are read backwards.
+    Only rules that replace the beginning of a name are inverted.
 
     Args:
       name: The name in memory.
@@ -272,7 +273,7 @@ def rules_of(kind: str, family: str) -> tuple[Rule, ...]:
     """Returns transformers' rules for a model, in the order in which they apply.
 
     Args:
-      kind: Its class, as config.json names it; "" if it is unknown.
+      kind: Its class, as in config.json; "" if it is unknown.
       family: Its model type.
 
     Returns:
@@ -291,10 +292,10 @@ def rules_of(kind: str, family: str) -> tuple[Rule, ...]:
 
 
 def heads_of(kind: str) -> list[str]:
-    """Lists the names that modules outside the model have in classes for a task.
+    """Lists the names of modules outside the model in classes for a task.
 
     Args:
-      kind: The class, as config.json names it.
+      kind: The class, as in config.json.
 
     Returns:
       The first parts of names; none for a class without a task.
@@ -313,17 +314,17 @@ def tied_head(kind: str) -> str:
 
 
 def _rules(key: str) -> list[Any]:
-    """The rules of a model type or class; a string stands for those of another one."""
+    """Returns the rules of a model type or class; a string stands for those of another one."""
     rules = _table()["rules"][key]
     return _rules(rules) if isinstance(rules, str) else rules
 
 
 def _compiled(sources: list[str]) -> re.Pattern[str]:
-    """The pattern of a rule's sources, as transformers makes it."""
+    """Compiles the pattern of a rule's sources, as transformers does."""
     branches = []
     for i, source in sorted(enumerate(sources), key=lambda item: -len(item[1])):
         pattern = source.replace("*.", r".*\.")
-        # A name that ends in a letter or digit ends there in the name, too.
+        # A pattern that ends in a letter or digit must end there in the name, too.
         pattern += r"(?!\w)" if re.search(r"[a-zA-Z0-9]$", pattern) else ""
         branches.append(f"(?P<g{i}>{pattern})")
     return re.compile("|".join(branches))
@@ -336,7 +337,7 @@ def _table() -> Mapping[str, Any]:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts numbers in names by their values."""
+    """Returns a sort key for which numbers in names are sorted by value."""
     parts = re.split(r"(\d+)", name)
     return [(1, int(x), "") if x.isdigit() else (0, 0, x) for x in parts]
 

@@ -1,8 +1,8 @@
-"""The weights of an output that are written as FP8 codes again, and their layout.
+"""Determines the weights of an output that are written as FP8 codes again, and their layout.
 
-An output carries the config.json of one input, and uses its scheme: the same weights are codes,
-with scales of the same names, for the same blocks. Layers that this input lacks follow the layers
-that it has.
+An output has the config.json of one input, and uses its scheme: the same weights are codes,
+with scales of the same names, for the same blocks. Layers that are missing in this input are
+treated like its other layers.
 """
 
 import json
@@ -42,7 +42,7 @@ class Requantisation:
     """The weights of an output that are written in codes, and their layout.
 
     Attributes:
-      source: The checkpoint that has the scheme.
+      source: The checkpoint that provides the scheme.
       scheme: The scheme.
       layouts: The layout of each weight that is written in codes, by its name.
       errors: The error of each of these weights, filled by the writer.
@@ -104,10 +104,10 @@ class Requantisation:
 
 
 def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation:
-    """Decides which weights of an output are written in codes of FP8.
+    """Determines the weights of an output that are written in codes of FP8.
 
     Args:
-      checkpoint: The checkpoint that has the scheme.
+      checkpoint: The checkpoint that provides the scheme.
       works: The work for each tensor of the output.
 
     Returns:
@@ -142,7 +142,7 @@ def requantised(checkpoint: Checkpoint, works: Sequence[Work]) -> Requantisation
 
 
 def summary(errors: Mapping[str, CodingError]) -> str:
-    """Describes the errors of all weights in a few words.
+    """Describes the errors of all weights briefly.
 
     Args:
       errors: The errors by the names of the weights.

@@ -1,6 +1,7 @@
-"""A tensor with rows of other tensors: cropped, padded, permuted or averaged as it is read.
+"""Tensors with rows of other tensors, which are cropped, padded, permuted or averaged when read.
 
-Vocabularies need this: models with different tokenizers have embeddings with different rows.
+They are used for vocabularies: models with different tokenizers have embeddings with different
+rows.
 """
 
 import math
@@ -15,19 +16,19 @@ from sail_jax.merging.tensors import OnDemand, Tensor, held
 ZERO, FILL = -1, -2
 """Used instead of a part's index. ZERO: a row of zeros. FILL: the mean of all rows except FILL."""
 
-# How many entries are read at once.
+# The number of entries that are read at once.
 _CHUNK = 1 << 20
 
 
 class Rows(OnDemand):
     """A tensor made of rows of other tensors, zeros, or means.
 
-    Row i is row `row[i]` of `parts[part[i]]`. Instead of a part's index, ZERO gives a row of zeros,
-    and FILL the mean of all rows except FILL rows. Only the requested rows are read, in runs of
-    consecutive rows. Means are taken in float64 and rounded once.
+    Row i is row `row[i]` of `parts[part[i]]`. Instead of the index of a part, ZERO stands for a row
+    of zeros, and FILL for the mean of all rows except FILL rows. Only the requested rows are read,
+    in runs of consecutive rows. Means are taken in float64 and rounded once.
 
     Attributes:
-      parts: The tensors that rows come from.
+      parts: The tensors that provide the rows.
       means: The rows that are means, and their (part, row) pairs.
       width: Entries of a row.
       runs: Runs of consecutive rows in a part: (first row, part, row there).
@@ -71,11 +72,11 @@ class Rows(OnDemand):
 
     @property
     def needs(self) -> int:
-        """Bytes that the parts hold while they are read."""
+        """The bytes that the parts require while they are read."""
         return sum(map(held, self.parts))
 
     def form(self) -> np.ndarray | None:
-        """Computes the row of FILL, once.
+        """Computes the FILL row once.
 
         Returns:
           The row in float64, or None without FILL rows.
@@ -88,7 +89,7 @@ class Rows(OnDemand):
         done = 0
         while done < out.size:
             at = (start + done) // self.width
-            # The run that holds row `at`; a read may begin and end within runs, and within rows.
+            # The run that contains row `at`; a read may begin and end within runs, and within rows.
             which = bisect_right(self.starts, at) - 1
             first, part, row = self.runs[which]
             last = self.starts[which + 1] if which + 1 < len(self.runs) else self.shape[0]
@@ -121,7 +122,7 @@ class Rows(OnDemand):
             done += piece.size
 
     def _mean_of_all(self) -> np.ndarray:
-        """The mean of all rows except FILL rows, in float64."""
+        """Computes the mean of all rows except FILL rows, in float64."""
         total, rows = np.zeros(self.width, np.float64), 0
         step = max(1, _CHUNK // max(1, self.width))
         ends = [*self.starts[1:], self.shape[0]]
@@ -131,7 +132,7 @@ class Rows(OnDemand):
             rows += last - first
             for at in range(first, last, step):
                 buffer = np.empty((min(step, last - at), self.width), self.dtype)
-                # None stands for the mean itself: FILL rows, which need it, are left out here.
+                # None stands for the mean itself: FILL rows, which depend on it, are skipped here.
                 self.fill(None, buffer.reshape(-1), at * self.width)
                 total += buffer.astype(np.float64).sum(0)
         return total / max(rows, 1)
@@ -142,9 +143,9 @@ def head_rows(tensor: Tensor, rows: int, rest: Tensor | None = None) -> Rows:
 
     Args:
       tensor: The tensor.
-      rows: How many rows are wanted.
-      rest: The tensor that provides rows beyond the end of `tensor`. May be None if none are
-        needed.
+      rows: The number of rows.
+      rest: The tensor that provides rows beyond the end of `tensor`. It may be None if there are
+        none.
 
     Returns:
       The tensor of `rows` rows.

@@ -1,4 +1,4 @@
-"""Embedding rows of tokens that a model lacks, made from tokens that it shares with a donor."""
+"""Makes embedding rows for new tokens of a model, from tokens that it shares with a donor."""
 
 import functools
 import hashlib
@@ -19,23 +19,24 @@ from sail_jax.merging.extremes import finite
 from sail_jax.merging.tensors import LastBlock, Tensor, aligned, held
 from sail_jax.transplant import Method, combined
 
-# Rows made at once, independent of the memory, so an output is always the same byte for byte.
+# The number of rows that are made at once, which does not depend on the memory, so that an output
+# is always the same byte for byte.
 BATCH = 256
-# Rows of anchors that are read at once.
+# The number of anchor rows that are read at once.
 _READ = 4096
-# Kept like `jax.jit`'s programs: embedding and head, and all merges, share them.
+# These programs are cached like those of `jax.jit`: embedding and head, and all merges, share them.
 _PROGRAMS = Programs()
 
 
 class Making(NamedTuple):
-    """The rows to make, and the rows that they are made from.
+    """The rows to make, and the rows from which they are made.
 
     Attributes:
       targets: The rows of the donor's new tokens, `[new]`.
       theirs: The donor's rows of the shared tokens, `[shared]`.
       own: The model's rows of the same tokens, `[shared]`.
       method: The method of making them.
-      k: The most rows that a new row is made from.
+      k: The largest number of rows from which a new row is made.
     """
 
     targets: np.ndarray
@@ -57,7 +58,7 @@ class _Transplant:
 
 
 class Transplanted(Blocked):
-    """The rows of a model's new tokens, made in batches as they are read.
+    """The rows of a model's new tokens, which are made in batches as they are read.
 
     Anchors stay in memory from the first read to the last, in float32. New rows are read and made
     a batch at a time.
@@ -70,9 +71,9 @@ class Transplanted(Blocked):
         """Stores the arguments; reads nothing yet.
 
         Args:
-          model: The model's embedding or head, which has the shared tokens.
+          model: The model's embedding or head, which contains the shared tokens.
           donor: The donor's embedding or head.
-          making: The rows to make, and the rows that they are made from.
+          making: The rows to make, and the rows from which they are made.
         """
         new, shared = len(making.targets), len(making.own)
         self.block = BATCH * model.shape[1]
@@ -90,7 +91,7 @@ class Transplanted(Blocked):
 
     @property
     def needs(self) -> int:
-        """Bytes held while it is read, at most."""
+        """The largest number of bytes in memory while it is read."""
         with self._precision():
             analysis = self._program().memory_analysis()
         temporary = 0 if analysis is None else analysis.temp_size_in_bytes
@@ -112,7 +113,7 @@ class Transplanted(Blocked):
         return LastBlock(functools.partial(self._made, *read))
 
     def _made(self, anchors: Array, own: Array, number: int) -> np.ndarray:
-        """Makes the rows of a batch, one after the other."""
+        """Makes the rows of a batch, one after another."""
         first = number * BATCH
         last = min(first + BATCH, self.shape[0])
         # The last batch is padded with zero rows, so one program makes all batches.
@@ -128,7 +129,7 @@ class Transplanted(Blocked):
         return cast.reshape(-1)
 
     def _read(self, rows: Tensor, out: np.ndarray | None = None, first: int = 0) -> np.ndarray:
-        """Reads rows in the dtype of the arithmetic; CheckpointError for NaN and infinities."""
+        """Reads rows in the dtype of the arithmetic; NaN and infinities raise a CheckpointError."""
         width = rows.shape[1]
         out = aligned(rows.shape, self._wide) if out is None else out
         for at in range(0, len(out), _READ):
@@ -142,16 +143,16 @@ class Transplanted(Blocked):
         return out
 
     def _program(self) -> jax.stages.Compiled:
-        """The compiled function for these shapes."""
+        """Returns the compiled function for these shapes."""
         shapes = [(BATCH, self._targets.shape[1]), self._anchors.shape, self._own.shape]
         likes = [jax.ShapeDtypeStruct(shape, self._wide) for shape in shapes]
         return _PROGRAMS(self._function, None, likes)
 
     def _precision(self) -> AbstractContextManager[None]:
-        """Computes in 64 bits exactly if a tensor has them, whatever the thread's setting."""
+        """Enables 64 bits if and only if a tensor has 64 bits, for any setting of the thread."""
         return jax.enable_x64(self._wide.itemsize == 8)
 
 
 def _of(tensor: Tensor, rows: np.ndarray) -> Rows:
-    """Some rows of a tensor, as a tensor."""
+    """Returns some rows of a tensor, as a tensor."""
     return Rows((tensor,), np.zeros(len(rows), np.int64), rows)

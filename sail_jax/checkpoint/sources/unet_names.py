@@ -1,7 +1,8 @@
-"""The two names of a module in the U-Nets of Stable Diffusion: diffusers', and the original ones.
+"""Converts between the two names of modules in U-Nets of Stable Diffusion, diffusers' and the
+original ones.
 
-kohya's scripts name the modules of SD 1 and 2 as diffusers does, and those of SDXL as the original
-program does. A base may have either names.
+kohya's scripts use diffusers' names for the modules of SD 1 and 2, and the original names for those
+of SDXL. A base may use either.
 """
 
 import re
@@ -27,14 +28,14 @@ _ORIGINAL = re.compile(r"(?:(?P<before>.+)\.)?input_blocks\.(?P<n>\d+)\.0\.op")
 
 
 def other_names(modules: Iterable[str]) -> dict[str, str]:
-    """Finds the name that the other program has for each module of a U-Net.
+    """Finds the name of each module of a U-Net in the other program.
 
     Args:
       modules: The modules of a base, in either program's names.
 
     Returns:
-      The modules by their other names; empty if the base is another network. Further words before
-      the names ("model.diffusion_model.") are left out.
+      The modules by their other names; empty if the base is another network. A prefix of the names
+      ("model.diffusion_model.") is omitted.
 
     >>> base = ["down_blocks.0.resnets.0.conv1", "down_blocks.0.resnets.1.conv1", "conv_in"]
     >>> [*other_names(base)]
@@ -46,7 +47,7 @@ def other_names(modules: Iterable[str]) -> dict[str, str]:
     if not resnets and not steps:
         return {}
     found = resnets or steps
-    # The first level has its resnets at 1, 2, ..., n, and its step down at n + 1.
+    # The first level has its resnets at 1, 2, ..., n, and its downsampling at n + 1.
     count = len(resnets) or min(int(m["n"]) for m in steps) - 1
     own: dict[str, list[str]] = {}
     for pair in _prefixes(count):
@@ -64,7 +65,7 @@ def other_names(modules: Iterable[str]) -> dict[str, str]:
 
 
 def _prefixes(count: int) -> Iterator[tuple[str, str]]:
-    """The names of all blocks in both programs, with `count` resnets to a level on the way down."""
+    """Returns the names of all blocks in both programs, with `count` resnets per level."""
     yield from _ENDS.items()
     resnets = [(f"mid_block.resnets.{j}", f"middle_block.{2 * j}") for j in (0, 1)]
     yield "mid_block.attentions.0", "middle_block.1"
@@ -79,7 +80,7 @@ def _prefixes(count: int) -> Iterator[tuple[str, str]]:
                 yield f"{down}.attentions.{j}", f"input_blocks.{k + 1}.1"
         last = (count + 1) * (i + 1)
         yield f"{down}.downsamplers.0.conv", f"input_blocks.{last}.0.op"
-        # It comes after the attention, in levels that have one. The other name is free.
+        # It comes after the attention, in levels with attention. The other name is free.
         yield f"{up}.upsamplers.0.conv", f"output_blocks.{last - 1}.1.conv"
         yield f"{up}.upsamplers.0.conv", f"output_blocks.{last - 1}.2.conv"
     for name, original in resnets:

@@ -1,4 +1,4 @@
-"""Checkpoints made from others. Code that plans, merges or writes treats them like any other."""
+"""Checkpoints made from others, which are planned, merged and written like any other."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from sail_jax.merging.work import Work, copy
 class View(Checkpoint):
     """A checkpoint made from others.
 
-    It has the first one's path and plain files.
+    It has the path and the plain files of the first one.
 
     Attributes:
       base: The first of the checkpoints.
@@ -33,7 +33,7 @@ class View(Checkpoint):
         """Replaces a checkpoint's tensors.
 
         Args:
-          sources: The checkpoints that the tensors are made of; closing the view closes them.
+          sources: The checkpoints from which the tensors are made; closing the view closes them.
           tensors: The tensors of the view, by name.
           config: The new config.json. None keeps the first source's.
           dtype: The dtype of copied tensors; None keeps each tensor's dtype.
@@ -50,7 +50,7 @@ class View(Checkpoint):
 
     def works(self) -> tuple[Work, ...]:
         """Lists the works that copy all tensors, for an executor."""
-        # A tensor may have several names, none of them its own.
+        # A tensor may have several names, none of which is its own.
         return tuple(copy(name, self._dtype or x.dtype, x) for name, x in self.tensors.items())
 
     def close(self) -> None:

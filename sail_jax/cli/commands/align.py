@@ -236,7 +236,7 @@ def collapsed_text(text: str) -> str:
 
 
 def _grouped(names: Iterable[str], full: bool) -> dict[str, list[str]]:
-    """Groups names by the label of their row. In long tables equal layers share a row."""
+    """Groups names by the label of their row. In long tables, equal layers share a row."""
     names = list(names)
     apart = full or len(names) <= MANY
     groups: dict[str, list[str]] = {}
@@ -278,7 +278,7 @@ def table(aligned: "Aligned", *, full: bool = False) -> str:
 
     Returns:
       A table. Its columns include the number of moved units, the similarity before and after, and
-      the loss that the axes show.
+      the loss according to the axes.
     """
     from sail_jax.basis.spaces import table as columns
 

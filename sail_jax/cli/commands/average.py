@@ -21,7 +21,8 @@ from sail_jax.cli.options import (
 )
 from sail_jax.cli.progress import show
 
-# Written out, like the choices below, because the library is imported after the arguments are read.
+# These are spelled out, like the choices below, because the library is imported after the arguments
+# are read.
 SHAPES = ("uniform", "linear", "cosine", "1-sqrt", "1-square", "ema", "wma")
 
 
@@ -106,7 +107,7 @@ def run(args: Namespace) -> None:
 
 
 def _chosen(args: Namespace, paths: Sequence[str]) -> str | list[str]:
-    """Returns the checkpoints that the paths and options select together."""
+    """Returns the checkpoints that the paths and options select."""
     choice = f"last:{args.last}" if args.last is not None else args.steps
     if choice is None:
         return paths[0] if len(paths) == 1 else list(paths)

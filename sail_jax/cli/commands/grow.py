@@ -143,7 +143,7 @@ def _tell(done: "Grown") -> None:
 
 
 def _options(args: Namespace) -> dict[str, object]:
-    """Returns the values of --set. Refuses options that no method has."""
+    """Returns the values of --set, and rejects options that no method has."""
     from sail_jax.checks import nearest
     from sail_jax.growth.named import METHODS
 

@@ -107,7 +107,7 @@ def run(args: Namespace) -> None:
 
 
 def inspect(checkpoint: "Checkpoint", args: Namespace) -> "tuple[dict[str, Any], Spec | None]":
-    """Describes an open checkpoint: its tensors and, where known, their spaces.
+    """Describes an open checkpoint: its tensors and, if known, their spaces.
 
     Args:
       checkpoint: The checkpoint. Codes are read as weights. No tensor values are read except a head
@@ -204,7 +204,7 @@ def _spec(
     if adapter := _adapter(checkpoint):
         return adapter, None, ["an adapter has no spaces of its own: inspect its base model"], ()
     notes = []
-    # Runs of MaxText and Tunix lack a config.json. Their trees identify them.
+    # Runs of MaxText and Tunix have no config.json, but their trees identify them.
     if config := config or architectures.of_tree(shapes) or {}:
         try:
             architecture = architectures.of(config)
@@ -217,8 +217,8 @@ def _spec(
                 (),
             )
         except (ValueError, TypeError, LookupError) as error:
-            # The architecture is unknown, or the tensors do not fit its table. Note this, and
-            # infer the spaces from the forward pass, or draft them.
+            # The architecture is unknown, or the tensors do not match its table. This is noted, and
+            # the spaces are inferred from the forward pass or drafted.
             notes.append(_line(error))
         if by := transformers.name_of(config):
             try:
@@ -306,7 +306,7 @@ def render(record: Mapping[str, Any], layout: "Layout | None" = None) -> str:
 
 
 def _tensors(record: Mapping[str, Any], layout: "Layout | None") -> list[tuple[str, ...]]:
-    """Makes one row per module of each band of a layout, or one row per tensor without a layout."""
+    """Makes one row per module in each band of a layout; without one, a row per tensor."""
     by_name = {row["name"]: row for row in record["tensors"]}
     groups = [(name, [row], 1) for name, row in by_name.items()]
     if layout is not None:

@@ -115,7 +115,7 @@ def run(args: Namespace) -> None:
 
 
 def _summary(merged: "Merged") -> list[str]:
-    """Returns two lines: what was merged, and where to look next."""
+    """Returns two lines: what was merged, and where to find details."""
     from sail_jax.checkpoint.formats.hub import shortened
 
     base = merged.recipe.base_model
@@ -165,7 +165,7 @@ def _costs(args: Namespace, ready: "Prepared") -> None:
 
 
 def _said(merged: "Merged", who: str) -> None:
-    """Prints the notes on a merge; each line begins with `who`."""
+    """Prints the notes on a merge, each line after `who`."""
     if differing := merged.plan.differing():
         say(fitted(f"{who}{_differing(differing, merged.recipe.integers)}"))
     for kind, lines in (("lost", merged.plan.losses), ("note", merged.plan.notes)):
@@ -187,7 +187,7 @@ def _differing(names: Sequence[str], integers: str) -> str:
 
 
 def _admit(report: Path | None) -> None:
-    """Refuses a report folder with other contents, before the merge starts."""
+    """Rejects a report folder with other contents, before the merge starts."""
     if report is not None:
         from sail_jax.cli import merge_report
 

@@ -1,4 +1,4 @@
-"""Draws the pictures of a report: by depth, by kind of tensor, and by pair of models."""
+"""Draws the figures of a report: by depth, by kind of tensor, and by pair of models."""
 
 from collections.abc import Sequence
 from itertools import combinations, groupby
@@ -96,7 +96,7 @@ def _legend(fig: Figure, *panels: Axes) -> None:
     parts = [ax.get_legend_handles_labels() for ax in panels]
     marks = [mark for own, _ in parts for mark in own]
     names = [name for _, own in parts for name in own]
-    # Of several entries with one name the last one stays: a line, if there is one.
+    # If several entries have the same name, the last one is kept: a line, if there is one.
     pairs = zip(names, marks, strict=True)
     lines = sorted(pairs, key=lambda pair: getp(pair[1], "linestyle") != "None")
     order = {name: k for k, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Writes the files of a report. They replace an earlier report, and nothing else."""
+"""Writes the files of a report. They can only replace an earlier report."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,14 +18,14 @@ FILES = {
 def admit(folder: str | Path) -> None:
     """Makes the folder of a report, and checks that the report can be written there.
 
-    Call it before the merge starts, to refuse a folder before the work.
+    Call it before the merge starts, so that an invalid folder is rejected before any work.
 
     Args:
       folder: The folder.
 
     Raises:
-      RefusedError: If it is a file, holds a report.json or report.html that is not a merge report,
-        or cannot be written to.
+      RefusedError: If it is a file, contains a report.json or report.html that is not a merge
+        report, or is not writable.
       StoreError: If it cannot be made.
     """
     folder = Path(folder)
@@ -45,7 +45,7 @@ def admit(folder: str | Path) -> None:
 def write(
     folder: str | Path, plan: Plan, records: Mapping[str, Record], about: Mapping[str, Any]
 ) -> list[Path]:
-    """Writes report.json and report.html, each whole or not at all.
+    """Writes report.json and report.html, each atomically.
 
     Args:
       folder: The folder.
@@ -60,7 +60,7 @@ def write(
       RefusedError: As `admit` does.
       StoreError: If the files cannot be written.
     """
-    # Imported here: figures import slowly, and `admit` is called before the merge.
+    # Imported here because figures import slowly, and `admit` is called before the merge.
     from sail_jax.cli.merge_report.pages import page
 
     folder = Path(folder)

@@ -34,14 +34,14 @@ _RECURRENT = re.compile(
 )
 _CONVOLUTION = re.compile(r"conv|downsample|patch_embed", re.IGNORECASE)
 _LAST = re.compile(r"(?:^|[./])(?:out|head|classifier|score|logits|unembed)[./]")
-# A layer of a plain network, which has nothing but an array and its bias.
+# A layer of a plain network, which contains only an array and its bias.
 _PLAIN = re.compile(r"[./](?:weight|kernel|bias|w|b)")
 KINDS = ("embedding", "attention", "MLP", "router", "recurrent", "convolution", "norm", "head",
          "other")  # fmt: skip
 
 
 def kind(name: str) -> str:
-    """Reads the kind of a tensor off its name.
+    """Determines the kind of a tensor from its name.
 
     Args:
       name: The name of the tensor.
@@ -79,8 +79,8 @@ class Total(NamedTuple):
       update: The norm of the update.
       alignment: The cosine between each task vector and the update, `[model]`.
       conflicts: The fraction of entries that task vectors move in both directions.
-      chance: The same fraction by chance: if every model moved as many entries of each tensor as it
-        did, but at random places and with random signs.
+      chance: The same fraction by chance: if every model moved the same number of entries of each
+        tensor, but at random positions and with random signs.
       changed: The fraction of entries that the merge changed.
       moved: The number of entries that each model moved, `[model]`.
       kept: The fraction of these entries that the merge kept, `[model]`.
@@ -101,14 +101,15 @@ class Total(NamedTuple):
 class Measured(NamedTuple):
     """The finite records of a merge, with a column for every model.
 
-    A model without a part in a tensor counts as unmoved there.
+    A model that does not contribute to a tensor counts as unmoved there.
 
     Attributes:
       models: The merged models.
       deltas: Whether task vectors are differences from a base; otherwise they are the models.
       names: The tensors.
       size: The number of entries of a tensor, `[tensor]`.
-      sizes: The same for each model, 0 for tensors without a part of it, `[tensor, model]`.
+      sizes: The same for each model, 0 for tensors to which it does not contribute, `[tensor,
+        model]`.
       gram: The inner products of task vectors, `[tensor, model, model]`.
       cross: The inner products of task vectors with the update, `[tensor, model]`.
       moved: The number of entries that a model moved, `[tensor, model]`.
@@ -159,11 +160,11 @@ class Measured(NamedTuple):
         )
 
     def _chance(self) -> np.ndarray:
-        """The fraction of entries that would conflict by chance, `[tensor]`.
+        """Returns the fraction of entries that would conflict by chance, `[tensor]`.
 
-        A model moves an entry up or down with a chance of half its moved fraction each. An entry
-        conflicts unless none moves it up or none moves it down. Of k models that move everything,
-        1 - 2^(1-k) of the entries conflict.
+        A model moves an entry up or down, each with a probability of half its moved fraction. An
+        entry conflicts unless no model moves it up or no model moves it down. If k models move
+        everything, 1 - 2^(1-k) of the entries conflict.
         """
         moved = np.clip(_ratio(self.moved, self.size[:, None]), 0, 1)
         one_way, still = np.prod(1 - moved / 2, axis=1), np.prod(1 - moved, axis=1)
@@ -171,7 +172,7 @@ class Measured(NamedTuple):
 
 
 def _ratio(a: ArrayLike, b: ArrayLike) -> np.ndarray:
-    """Divides, and returns NaN where the divisor is 0."""
+    """Divides, and returns NaN if the divisor is 0."""
     a, b = np.broadcast_arrays(np.asarray(a, float), np.asarray(b, float))
     return np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
 
@@ -192,8 +193,8 @@ def from_base(t: Treatment, record: Record) -> bool:
 def owners_of(plan: Plan, t: Treatment, models: int) -> tuple[str, ...]:
     """Lists the models of a tensor in the order of its record.
 
-    If a model is merged several times, such as with other layers of itself, its name is repeated,
-    the second time with "(2)".
+    If a model is merged several times, such as with other layers of itself, its name is repeated
+    with "(2)".
 
     Args:
       plan: The plan of the merge.

@@ -1,4 +1,4 @@
-"""Writes the report as one HTML page, with the texts of `words` and the pictures of `figures`."""
+"""Writes the report as one HTML page, with the texts of `words` and the figures of `figures`."""
 
 import math
 import re

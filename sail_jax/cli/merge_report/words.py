@@ -65,11 +65,11 @@ def _were(items: Collection[Any]) -> str:
 
 
 def few(names: Sequence[str], limit: int = 3) -> str:
-    """Lists the first few of some names.
+    """Lists the first few names.
 
     Args:
       names: The names.
-      limit: How many to list.
+      limit: The number of names to list.
 
     Returns:
       The listed names, and the number of further names.
@@ -86,7 +86,7 @@ def short(name: str, limit: int = 26) -> str:
 
     Args:
       name: A name, which may have slashes.
-      limit: The longest result, in characters.
+      limit: The largest length of the result, in characters.
 
     Returns:
       The last part, shortened in its middle if it is too long.
@@ -102,7 +102,7 @@ def cut(text: str, limit: int = 26) -> str:
 
     Args:
       text: The text.
-      limit: The longest result, in characters.
+      limit: The largest length of the result, in characters.
 
     Returns:
       The text, or its beginning and end.
@@ -114,7 +114,7 @@ def cut(text: str, limit: int = 26) -> str:
 
 
 def lettered(models: Sequence[str]) -> list[str]:
-    """Gives every model a letter, for tables and figures.
+    """Assigns a letter to every model, for tables and figures.
 
     Args:
       models: The names of the models.
@@ -131,7 +131,7 @@ def lettered(models: Sequence[str]) -> list[str]:
 
 
 def weights_of(plan: Plan, models: Sequence[str]) -> list[list[float]]:
-    """Collects the weights that each model has, over all tensors.
+    """Collects the weights of each model over all tensors.
 
     Args:
       plan: The plan of the merge.
@@ -149,12 +149,12 @@ def weights_of(plan: Plan, models: Sequence[str]) -> list[list[float]]:
     return weights
 
 
-# Fractions of conflicts that differ by less are called equal.
+# Fractions of conflicts that differ by less count as equal.
 NEAR_CHANCE = 0.01
 
 
 def conflicts(total: Total) -> str:
-    """Compares the fraction of entries where signs conflict with chance.
+    """Compares the fraction of entries with sign conflicts with chance.
 
     Args:
       total: The measurements of the whole model.
@@ -180,7 +180,7 @@ def warnings(plan: Plan, records: Mapping[str, Record], data: Measured) -> list[
       data: The finite records as arrays.
 
     Returns:
-      One sentence per fact; empty if nothing stands out.
+      One sentence per fact; empty if nothing is unusual.
     """
     lines = []
     merged = [t for t in plan.treatments if t.method != "copy"]

@@ -1,4 +1,4 @@
-"""Benchmarks of growing costs and of memory caps: their fits, their verdicts, what they keep."""
+"""Benchmarks of growing costs and of memory caps: fits, verdicts and stored rows."""
 
 import contextlib
 import importlib
@@ -31,7 +31,7 @@ def test_exponents_and_intervals_are_those_of_regression():
     law = power(x.tolist(), cost.tolist(), 0.7)
     kept = cost >= 1.4
     assert law is not None
-    assert law.points == kept.sum() == 4  # those below twice the start say little
+    assert law.points == kept.sum() == 4  # those below twice the start carry little information
     other: Any = stats.linregress(np.log(x[kept]), np.log(cost[kept] - 0.7))
     np.testing.assert_allclose(law.exponent, other.slope, rtol=1e-9)
     np.testing.assert_allclose(law.half, other.stderr * stats.t.ppf(0.975, 2), rtol=1e-9)
@@ -66,7 +66,7 @@ def test_rows_of_an_interrupted_run_are_not_measured_again(tmp_path):
     assert again.add(lambda: {"cost": 9}, size=2)["cost"] == 1
     assert again.add(lambda: {"cost": 9}, size=3)["cost"] == 9
     assert [json.loads(line) for line in path.read_text().splitlines()] == again.all
-    assert not Rows(path).has(size=2)  # without `resume`, all is measured anew
+    assert not Rows(path).has(size=2)  # without `resume`, everything is measured again
 
 
 def test_processes_are_measured(tmp_path):
@@ -94,7 +94,10 @@ def test_a_cap_is_kept_refused_or_passed(kind, peak, status, said):
 
 
 def test_caps_are_tried_on_every_method_of_recipes():
-    beside = {"fisher", "regmean"}  # these need statistics of data, which a recipe cannot name
+    beside = {
+        "fisher",
+        "regmean",
+    }  # these require statistics of data, which a recipe cannot contain
     assert {job.method for job in recipes.JOBS.values()} == methods.METHODS.keys() - beside
 
 

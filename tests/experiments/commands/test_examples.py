@@ -64,8 +64,9 @@ def test_training_is_reproducible(made):
 
 @pytest.mark.slow
 def test_training_descends_along_the_gradient(made):
-    """Three steps written out in NumPy are those of automatic differentiation: both in float32, so
-    that sums of up to 128 terms differ by some 128 eps of the largest."""
+    """Three steps in NumPy equal those of automatic differentiation. Both are in float32, so sums
+    of up to 128 terms differ by about 128 eps of the largest.
+    """
     folder, _ = made
     start = load_checkpoint(folder / "base")
     learn, _ = examples._tasks(0)
@@ -90,7 +91,7 @@ def test_training_descends_along_the_gradient(made):
     for name, value in trained.items():
         moved, expected = value - start[name], np.asarray(params[name]) - start[name]
         assert np.abs(expected).max() > 1e-4
-        # what was subtracted from weights of up to 1 is known to their last bit, three times
+        # three updates of weights up to 1, each accurate to the last bit
         atol = (128 * np.abs(expected).max() + 3) * np.finfo(np.float32).eps
         np.testing.assert_allclose(moved, expected, rtol=0, atol=atol)
 
@@ -199,7 +200,8 @@ def test_synthetic_checkpoints_are_safetensors_of_the_stated_spread(tmp_path):
     assert sum(array.size for array in base.values()) == model.parameters
     delta = np.concatenate([(tuned[n] - base[n]).ravel() for n in base])
     heavy = 1 + llama.TAIL * (llama.HEAVY**2 - 1)
-    # The variance of n draws is off by about sqrt(kurtosis / n): 4 standard errors, kurtosis 51.
+    # The relative error of the variance of n draws is about sqrt(kurtosis / n): 4 standard errors,
+    # kurtosis 51.
     error = 4 * (51 / delta.size) ** 0.5
     assert np.var(delta) / llama.DELTA**2 == pytest.approx(heavy, rel=error)
     for one, other in zip(folders, again, strict=True):
@@ -208,7 +210,7 @@ def test_synthetic_checkpoints_are_safetensors_of_the_stated_spread(tmp_path):
 
 @pytest.mark.slow
 def test_networks_that_read_text(tmp_path, capsys):
-    """A network without its embedding's rows reads worse; other tokenizers leave fewer tokens."""
+    """A network without rows of its embedding is worse; other tokenizers leave fewer tokens."""
     assert main(["examples", str(tmp_path / "ex"), "--texts"]) == 0
     few, many = map(float, re.findall(r": ([\d.]+) bits per byte", capsys.readouterr().out))
     # The entropy of single bytes of such text is above 4.5 bits.

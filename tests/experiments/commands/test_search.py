@@ -1,4 +1,4 @@
-"""The command `search`: what it refuses, what it writes, and how it goes on after an interrupt."""
+"""The command `search`: what it rejects and writes, and how it continues after an interrupt."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_the_plan_writes_nothing(models, capsys):
 
 @pytest.mark.slow
 def test_a_given_recipe_is_scored(models):
-    """As the merge that it is: the uniform soup, which every search tries."""
+    """The recipe is the uniform soup, which every search tries."""
     parts = [{"model": name, "parameters": {"weight": 1.0}} for name in ("a", "b")]
     Path("mine.yaml").write_text(json.dumps({"merge_method": "linear", "models": parts}))
     assert cli.main(["search", "mine.yaml", *models, "--out", "whole"]) == 0

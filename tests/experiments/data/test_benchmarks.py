@@ -1,4 +1,4 @@
-"""The benchmarks of SAIL's Table 2: tiny files as published, prompts and lengths."""
+"""Benchmarks of SAIL's Table 2: tiny files in the published formats, prompts and lengths."""
 
 import json
 from typing import get_args
@@ -36,11 +36,11 @@ def test_questions_are_put_as_olmos_tools_put_them(tmp_path):
             assert tuple(dict.fromkeys(one.choices)) == offered
             assert len(one.contexts) == len(one.choices)
             assert one.answer == answer
-    # the right answer of SciQ takes every place in turn
+    # the correct answer of SciQ takes every position in turn
     sciq = folder / "sciq.jsonl"
     sciq.write_text("\n".join(2 * [json.dumps(RECORDS["sciq"][0])]))
     assert [one.answer for one in benchmarks.read(folder, "sciq")] == [0, 1]
-    # PIQA's publishers have the labels in a file of their own
+    # PIQA's labels are published in a separate file
     unlabelled = {k: v for k, v in RECORDS["piqa"][0].items() if k != "label"}
     (folder / "piqa.jsonl").write_text(json.dumps(unlabelled))
     (folder / "piqa.lst").write_text("0\n")
@@ -74,7 +74,7 @@ def test_lengths_are_in_the_unit_and_choices_are_scored_alone(tmp_path):
             assert sizes["sum"][:n] == n * [1]
             assert sizes["character"][:n] == [len(choice) - 1 for choice in one.choices]
             assert sizes["token"][:n] == [len(choice) for choice in one.choices]
-    # a unit makes a difference: a longer choice of likelier tokens loses by the sum alone
+    # the unit matters: a longer choice of more likely tokens loses by the sum
     questions = benchmarks.read(folder, "piqa")
     for unit, packed in of_each(questions, encode).items():
         rate = jnp.where(packed.tokens == ord("s"), -2.0, -0.1)

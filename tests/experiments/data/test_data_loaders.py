@@ -1,4 +1,6 @@
-"""The papers' data: tiny files of the true formats, then damaged, swapped and hostile ones."""
+"""Loaders of the papers' data, on tiny files of the true formats, and on damaged, swapped and
+hostile ones.
+"""
 
 import base64
 import gzip
@@ -97,7 +99,7 @@ IDS = np.arange(40, dtype=np.uint16) * 7 % 50
 HELLASWAG = {"ind": 1, "ctx": "A man", "endings": ["sits.", "stands.", "is", "was"], "label": "2"}
 LABELS = np.array([0, 9, 2])
 
-# What a folder holds when all is well, and how it is read.
+# The content of a valid folder, and its reader.
 SETS = {
     "mnist": (
         {"train-images-idx3-ubyte": idx3(), "train-labels-idx1-ubyte": idx1()},
@@ -429,7 +431,7 @@ def test_answers_in_a_file_of_their_own(tmp_path):
         choices.read(path, answers)
 
 
-# Each fault: the set, what becomes of its files, and what the message says.
+# Each fault: the data set, the change of its files, and the message.
 def put(file, data):
     return lambda folder: (folder / file).write_bytes(data)
 
@@ -716,7 +718,7 @@ FAULTS = {
 
 
 def explained(error, folder):
-    """One line of bounded length that names a file of the folder."""
+    """Checks that a message is one line of bounded length with a file of the folder."""
     text = str(error)
     return str(folder) in text and "\n" not in text and len(text) < 600 + 2 * len(str(folder))
 
@@ -734,7 +736,7 @@ def test_faults_are_named(tmp_path, fault):
 
 
 def sound(found):
-    """What every result promises, however it came about."""
+    """Checks the properties of every result."""
     if isinstance(found, Images):
         n = len(found.images)
         assert n > 0
@@ -908,7 +910,7 @@ def test_block_means_match_a_loop(monkeypatch):
 
 
 def naive_bpe(text, merges):
-    """The definition: count every pair of every word again after each merge."""
+    """The definition: counts every pair of every word again after each merge."""
     words = [tuple(word) for word in bpe._WORD.findall(text)]
     out = []
     for token in range(256, 256 + merges):
@@ -991,7 +993,9 @@ def test_packed_questions_are_scored_by_hand():
     items = [choices.Item("abc", (" d", " éf"), 1), choices.Item("z", (" x", " y", " w"), 2)]
     packed = choices.pack(items, _bytes, 5)
     assert bytes(packed.tokens[0, 0].tolist()) == b"abc d"
-    assert bytes(packed.tokens[0, 1].tolist()) == "c éf".encode()  # two bytes of context are cut
+    assert (
+        bytes(packed.tokens[0, 1].tolist()) == "c éf".encode()
+    )  # two bytes of context are truncated
     assert packed.scored[0].astype(int).tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 1], [0] * 5]
     assert packed.length.tolist() == [[2, 4, 0], [2, 2, 2]]
     assert packed.answer.tolist() == [1, 2]
@@ -1002,5 +1006,5 @@ def test_packed_questions_are_scored_by_hand():
         jax.jit(choices.scores)(log, packed.scored, 2 * packed.length), expected / 2
     )
     assert choices.accuracy(choices.scores(log, packed.scored), packed.answer) == 0.5
-    hidden = np.where(packed.scored, log, np.nan)  # what is not scored has no say
+    hidden = np.where(packed.scored, log, np.nan)  # tokens that are not scored have no influence
     np.testing.assert_array_equal(choices.scores(hidden, packed.scored), expected)

@@ -1,4 +1,4 @@
-"""Tasks made of labelled images, and the studies that take them from any data set."""
+"""Tasks made from labelled images, and the studies that use them with any data set."""
 
 import struct
 

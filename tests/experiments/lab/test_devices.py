@@ -1,4 +1,4 @@
-"""Sweeps on several devices give what they give on one."""
+"""Sweeps on several devices give the same results as on one."""
 
 import subprocess
 import sys
@@ -12,8 +12,8 @@ import pytest
 from experiments.lab import registry
 from experiments.lab.sweep import over_devices
 
-# How far apart: roundings of float64, which descents amplify; relu_transfer trains in float32 (eps
-# 1.2e-7) for hundreds of steps.
+# Allowed differences: rounding in float64, amplified by descent; relu_transfer trains in float32
+# (eps 1.2e-7) for hundreds of steps.
 SWEPT = {
     "transfer_phase": 1e-9,
     "transfer_factors": 1e-9,

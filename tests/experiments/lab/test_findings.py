@@ -86,8 +86,9 @@ def test_holm_is_that_of_its_definition():
 
 
 def test_wrong_verdicts_among_many_claims_are_rare():
-    """Null: nothing is there, 20 claims, 5 seeds, 400 studies. At most 5 % of the studies may say
-    anything: a binomial of .05 has 4 standard errors at 9.4 %. Alone judged, 64 % would."""
+    """Null: no effects, 20 claims, 5 seeds, 400 studies. At most 5 % of the studies may have a
+    verdict: 4 standard errors of a binomial of .05 are at 9.4 %. Without correction, 64 % would.
+    """
     rng = np.random.default_rng(0)
     wrong = alone = 0
     for _ in range(400):
@@ -116,15 +117,15 @@ def _agreement(values, theory=1.0):
 
 
 def _share(mean, spread, count, verdict, trials=2000):
-    """How many of many measurements of this mean and spread get the verdict."""
+    """Computes the fraction of measurements with this mean and spread that get the verdict."""
     draws = np.random.default_rng(3).normal(mean, spread, (trials, count))
     return np.mean([_agreement(one).verdict == verdict for one in draws])
 
 
 def _power(off, spread, count):
-    """The chance that Student's interval lies within the margin, by quadrature over the variance.
+    """Computes the probability that Student's interval is within the margin, by quadrature.
 
-    Given the standard deviation s of the sample, the mean has to lie within m - t s / sqrt(n)."""
+    Given the standard deviation s of the sample, the mean must be within m - t s / sqrt(n)."""
     t = stats.t.ppf(1 - LEVEL / 2, count - 1)
     grid = (np.arange(4000) + 0.5) / 4000
     s = spread * np.sqrt(stats.chi2.ppf(grid, count - 1) / (count - 1))
@@ -136,16 +137,18 @@ def _power(off, spread, count):
 
 @pytest.mark.parametrize(("off", "verdict"), [(1.0, "holds"), (1.0, "fails"), (-1.0, "fails")])
 def test_agreement_is_wrong_in_a_fortieth_of_the_cases_at_the_margin(off, verdict):
-    """Null: the mean differs by the margin, where neither verdict is right. The share is LEVEL / 2;
-    z = 4 on 2000 trials is 1.4 %, so that a test at 5 % to each side (z = 7) is seen."""
+    """Null: the mean differs by the margin, where neither verdict is correct. The fraction is LEVEL
+    / 2; z = 4 on 2000 trials is 1.4 %, so that a test at 5 % on each side (z = 7) is detected.
+    """
     share = _share(1 + off * MARGIN, 0.2, 20, verdict)
     assert share == pytest.approx(LEVEL / 2, abs=4 * np.sqrt(0.025 * 0.975 / 2000))
 
 
 @pytest.mark.parametrize(("off", "spread"), [(0.0, 0.1), (0.0, 0.15), (0.05, 0.1)])
 def test_agreement_has_the_power_that_theory_says(off, spread):
-    """z = 4 on 2000 trials: 4.5 % at most, so that an interval longer or shorter by a tenth is
-    seen."""
+    """z = 4 on 2000 trials: at most 4.5 %, so that an interval longer or shorter by a tenth is
+    detected.
+    """
     expected = _power(off, spread, 20)
     assert 0.2 < expected < 0.99
     share = _share(1 + off, spread, 20, "holds")
@@ -153,7 +156,9 @@ def test_agreement_has_the_power_that_theory_says(off, spread):
 
 
 def test_a_mean_within_the_margin_is_no_agreement_without_its_interval():
-    """The mean is exactly theory's, its interval is five times the margin: nothing is shown."""
+    """The mean equals theory exactly, but its interval is five times the margin, so nothing is
+    shown.
+    """
     wide = [0.4, 1.6, 0.8, 1.2]
     assert np.mean(wide) == 1
     assert _agreement(wide).verdict == "undecided"
@@ -164,7 +169,9 @@ def test_a_mean_within_the_margin_is_no_agreement_without_its_interval():
     ("mean", "theory", "error"), [(-0.513, -0.478, 0.012), (0.278, 0.317, 0.014)]
 )
 def test_the_right_sign_is_no_agreement(mean, theory, error):
-    """Two means that the same sign was once called agreement of, 2.9 standard errors off."""
+    """Two means with the same sign as theory, which was once called agreement, but 2.9 standard
+    errors off.
+    """
     values = np.array([-1.0, 1.0] * 10)
     values = mean + error * 20**0.5 * values / values.std(ddof=1)
     assert judged(*[""] * 4, np.sign(theory) * values).verdict == "holds"

@@ -1,4 +1,4 @@
-"""One run by two processes is that of one."""
+"""A run by two processes equals that of one."""
 
 import os
 import signal
@@ -22,7 +22,9 @@ LOSSES = ("loss", "gamma_loss", "series_loss", "accuracy")
 
 
 def by_two(name, out, double):
-    """Exit codes, and what each process printed, of a run by two processes of two devices each."""
+    """Returns exit codes and the output of each process of a run by two processes with two devices
+    each.
+    """
     precision = {"JAX_ENABLE_X64": str(int(double))}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -46,8 +48,8 @@ def by_two(name, out, double):
     return [process.returncode for process in started], ended
 
 
-# Sweeps in float64, on other devices and in other batches: one study takes it from JAX, the other
-# sets it. Trainings in float32 (eps 1.2e-7) for 40 steps, which sum gradients in another order.
+# Sweeps in float64, on other devices and in other batches. Trainings in float32 (eps 1.2e-7) for 40
+# steps, which sum gradients in a different order.
 @pytest.mark.parametrize(
     ("name", "variables", "tolerance", "double"),
     [

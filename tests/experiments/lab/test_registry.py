@@ -1,4 +1,4 @@
-"""What studies hand over, whatever is in their files."""
+"""The interface of studies, for any content of their files."""
 
 from types import SimpleNamespace
 

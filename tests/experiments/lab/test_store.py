@@ -1,4 +1,4 @@
-"""A stored run: what goes in comes out, bit for bit, or an error names the file."""
+"""A stored run is read back bit for bit, or an error contains the file."""
 
 import dataclasses
 import errno
@@ -77,7 +77,9 @@ def finished(first_run, tmp_path):
 
 
 def _same(a, b):
-    """Equal bits, dtypes, names and coordinates; provenance and its times aside."""
+    """Checks that bits, dtypes, names and coordinates are equal, except for provenance and its
+    times.
+    """
     assert a.drop_attrs(deep=False).identical(b.drop_attrs(deep=False))
     for name in a.variables:
         if a[name].dtype.kind != "O":
@@ -143,7 +145,7 @@ def test_stage_round_trip(tmp_path):
     with store.Run.open(tmp_path, "fake", Config(), resume=True) as run:
         kept = run.stage("all", lambda: pytest.fail("computed again"))
     assert _bits(expected) == _bits(fresh) == _bits(kept)
-    assert list(expected) == list(kept)  # the order of keys is part of what a resume repeats
+    assert list(expected) == list(kept)  # a resumed run also restores the order of the keys
 
 
 def test_an_unfinished_stage_keeps_its_folder(tmp_path):
@@ -174,7 +176,7 @@ def test_what_is_refused_at_once_leaves_its_folder_to_others(tmp_path):
     deep = tmp_path / "results" / "fake"
     with pytest.raises(ValueError, match="no data"), store.Run.open(deep, "fake", Config()):
         raise ValueError("no data")
-    assert not list(tmp_path.iterdir())  # what was there stays, what was made for it is gone
+    assert not list(tmp_path.iterdir())  # existing files are kept, and created ones are removed
     with store.Run.open(tmp_path, "fake", Config(seed=4)) as run:
         run.stage("one", lambda: {"x": 1})
     with (
@@ -290,7 +292,7 @@ def test_a_process_that_dies_while_saving_leaves_a_run_that_resumes(tmp_path, mo
         run = store.Run.open(path, "fake", Config())
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", die)
-            # nothing is tidied away by a process that has died
+            # a process that has died cleans nothing up
             patch.setattr("pathlib.Path.unlink", lambda *_, **__: None)
             with run, pytest.raises(_Crash):
                 store.complete(run, FAKE, Config())
@@ -499,7 +501,7 @@ def test_other_versions_are_refused(tmp_path, monkeypatch):
 
 
 def test_a_run_that_others_may_have_laid_out_is_refused(tmp_path, monkeypatch):
-    """Its stages would pass for this run's, and what is computed be written through its links."""
+    """Its stages would be used as this run's, and results would be written through its links."""
     folder = tmp_path / "run"
     with store.Run.open(folder, "fake", Config()) as run:
         run.stage("one", lambda: {"x": np.zeros(2)})
@@ -594,7 +596,7 @@ def test_a_sweep_names_what_is_wrong(points, chunk, says):
 
 
 def _crafted(path, change):
-    """Changes the result of a run, and seals it again."""
+    """Changes the result of a run, and updates its checksum."""
     import h5py
 
     with h5py.File(path / "result.nc", "a") as file:

@@ -51,7 +51,7 @@ def test_samples_have_the_moments_of_numpy(rng):
 
 @pytest.mark.parametrize("n", [4, 30])
 def test_equal_distributions_are_at_distance_zero(rng, n):
-    """Also where the covariance has no inverse: the error is eps times the trace, not its root."""
+    """Also for a singular covariance: the error is eps times the trace, not its square root."""
     x = 10 * rng.normal(size=(n, D))
     assert frechet.between(x, x[::-1]) < 100 * EPS * np.trace(np.cov(x.T))
 

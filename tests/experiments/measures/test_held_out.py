@@ -22,7 +22,7 @@ def lines(path, *records):
 
 
 def bigram(params, batch, override=None):
-    """A network that knows a table of logits for the token after each."""
+    """A network that is a table of logits of the next token."""
     return params["w"][batch["inputs"]], {}
 
 
@@ -33,7 +33,7 @@ def running(data):
 
 @pytest.mark.slow
 def test_questions_are_answered_by_the_most_likely_choice(tmp_path):
-    """By token: the log-probabilities of a choice's tokens are added up in NumPy, and divided."""
+    """Per token: the log-probabilities of a choice's tokens are averaged in NumPy."""
     path, _ = tokenizer(tmp_path, [("a", "b")])
     items = [
         {"question": "x", "choices": ["ab", "c"], "answer": 0},
@@ -81,7 +81,7 @@ def test_arrays_of_several_files_are_joined(tmp_path):
     found = held_out.read([tmp_path / "a.npz", tmp_path / "b.npz"])
     assert found.tasks == ["a"] * 3 + ["b"] * 2
     assert found.data["tokens"].shape == (5, 6)
-    # What fills a row up takes no part.
+    # Padding is excluded.
     assert (found.data["labels"][:3, 4:] == -100).all()
     assert (found.data["labels"][3:] == 1).all()
 

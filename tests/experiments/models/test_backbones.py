@@ -1,4 +1,4 @@
-"""Image encoders by Hugging Face's names, experts of them on images in folders, their merges."""
+"""Image encoders with Hugging Face's names, their experts on images in folders, and merges."""
 
 import json
 from functools import partial
@@ -62,7 +62,7 @@ def saved(folder, config, tensors):
 
 
 def _slow(tensors, name, x, stride):
-    """A convolution and BatchNorm, window by window."""
+    """Computes a convolution and BatchNorm, window by window."""
     w = tensors[f"{name}.convolution.weight"].astype(float)
     size = w.shape[-1]
     x = np.pad(x, ((0, 0), (size // 2,) * 2, (size // 2,) * 2))
@@ -127,7 +127,7 @@ def test_running_statistics_follow_the_images(tmp_path):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Three tasks of images in folders, a class a colour, and a checkpoint."""
+    """Three tasks of images in folders, one colour per class, and a checkpoint."""
     root, rng = tmp_path_factory.mktemp("tasks"), RNG(0)
     for k, name in enumerate(NAMES):
         for split, count in (("train", 6), ("test", 3)):
@@ -196,7 +196,7 @@ def test_experts_are_tuned_merged_and_set_beside_table_2(files, preset):
 
 @pytest.mark.slow
 def test_averages_are_of_the_experts_of_a_group(files, monkeypatch):
-    monkeypatch.setattr(experts, "CHUNK", 3)  # seven images are three parts, the last filled up
+    monkeypatch.setattr(experts, "CHUNK", 3)  # three parts, the last one padded
     config = small(files)
     backbone, tasks = experts.load(config)
     assert [(len(task.learn.paths), len(task.labels), task.classes) for task in tasks] == [

@@ -1,4 +1,4 @@
-"""The papers' networks: presets counted, laws of each family, checkpoints of Hugging Face read.
+"""Networks of the papers: sizes of presets, laws of each family, checkpoints of Hugging Face.
 
 Logits are compared with other implementations in float32: some ten layers on either side, each a
 few roundings of the largest value, so within 64 of them.
@@ -128,7 +128,7 @@ def test_the_paper_of_overtraining_has_these_shapes():
     chosen(PRESETS, "gpt-tiny", "olmo-15m", *(n for n in PRESETS if "vit" in n or "resnet" in n)),
 )
 def test_presets_have_tables(name):
-    """Every parameter is in the table, which says of the sizes what the configuration does."""
+    """Every parameter is in the table, whose sizes are those of the configuration."""
     c = config(name)
     assert build(describe(build(c))) == build(c)
     params = preset_shapes(name)
@@ -179,7 +179,7 @@ def variables(name):
 
 
 def drawn(module, *inputs):
-    """Variables with nothing at its initial zero or one: a mistake would not show."""
+    """Variables without initial zeros and ones, which would hide mistakes."""
     like = jax.eval_shape(module.init, KEY, *inputs)
     random = np.random.default_rng(0)
 
@@ -221,7 +221,7 @@ def test_features_of_every_block_are_shown(name):
     assert found["block_0"].shape == (2, 8, 8)
     if name in ("llama", "olmo"):
         assert found["block_1/hidden"].shape == (2, 8, 12)
-    # no dropout where there is none: the layers of training and evaluation are called alike
+    # no layers of dropout, so that layers have the same names in training and evaluation
     assert not any("Dropout" in layer for layer in found)
 
 
@@ -234,7 +234,7 @@ def test_dropout_is_of_training_alone(kind):
     one, again, other = (train(v, jax.random.key(k)) for k in (0, 0, 1))
     np.testing.assert_array_equal(one, again)
     assert np.abs(np.asarray(one) - np.asarray(other)).max() > 1e-3
-    # evaluation needs no key, and does what a module without dropout does
+    # evaluation requires no key, and equals a module without dropout
     plain = made.clone(dropout=0.0)
     forms = [jax.make_jaxpr(m.apply)(v, WORDS) for m in (made, plain)]
     assert str(forms[0]) == str(forms[1])
@@ -287,7 +287,7 @@ def test_shared_keys_are_keys_repeated():
 
 @pytest.mark.parametrize("name", ["gpt", "llama, tied", "olmo", "sit", "resnet"])
 def test_half_precision_is_kept_throughout(name):
-    """Parameters and images in bfloat16: no submodule goes back to float32."""
+    """Parameters and images in bfloat16: no submodule converts to float32."""
     module, inputs = {"sit": (SIT, LATENTS), "resnet": (RESNET, (IMAGES,))}.get(name) or (
         DECODERS[name],
         (WORDS,),
@@ -469,7 +469,7 @@ def test_positions_of_patches_are_not_trained():
 
     gradient = jax.jit(jax.grad(energy))(v)["params"]
     assert not np.any(gradient.pop("position_embed"))
-    # nor is a key's bias, which moves all logits of a query alike
+    # nor is the bias of a key, which shifts all logits of a query equally
     keys = gradient["block_0"]["k"].pop("bias")
     largest = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(gradient))
     assert float(np.abs(keys).max()) < 1e3 * EPS * largest
@@ -495,7 +495,7 @@ def test_a_diffusion_transformer_can_be_permuted_and_grown():
     grown, plan = grow(params, c, {"width": 2, "depth": 2}, "lemon", key=KEY, require_lossless=True)
     assert (plan.config["width"], plan.config["layers"], plan.config["heads"]) == (16, 2, 4)
     assert certify(c, params, plan.config, grown, LATENTS).preserved
-    # an average of units, gated by an average, is no average: other multiples are not exact
+    # a gated average is not an average, so other multiples are not exact
     assert grow(params, c, {"width": 1.5}, "lemon")[1].report.lost
 
 
@@ -503,7 +503,7 @@ def test_a_diffusion_transformer_can_be_permuted_and_grown():
 
 
 def olmo(p, c, tokens):
-    """OLMo's forward pass in float64, step by step: norms without parameters."""
+    """OLMo's forward pass in float64, step by step, with norms without parameters."""
     heads, k, w = c["num_attention_heads"], c["num_key_value_heads"], c["hidden_size"]
     size = w // heads
 
@@ -542,7 +542,7 @@ def olmo(p, c, tokens):
 
 
 def hugging_face(name):
-    """A configuration, tensors by name, and what gives their logits, which is not ours."""
+    """A configuration, tensors by name, and an independent computation of their logits."""
     c = GOLDEN["llama" if name == "olmo" else name.split(",")[0]]["config"]
     wanted = GOLDEN["llama" if name == "olmo" else name.split(",")[0]]["shapes"]
     if name == "olmo":

@@ -1,4 +1,4 @@
-"""The explorer: its estimators beside the closed forms, and its page in a browser."""
+"""The explorer: estimators compared with the closed forms, and the page in a browser."""
 
 import contextlib
 import html.parser
@@ -29,7 +29,7 @@ WHOLE = {panel.name: jax.jit(panel.function) for panel in PANELS}
 
 
 class Parts(html.parser.HTMLParser):
-    """What a page loads, and the JSON inside of it."""
+    """Collects what a page loads, and the JSON inside it."""
 
     def __init__(self, text):
         super().__init__()
@@ -132,7 +132,9 @@ def test_rows_are_in_the_ledger():
 
 
 def theory(n, theta, **setting):
-    """`transfer` in double precision; the page's names of settings, and angles in degrees."""
+    """Computes `transfer` in double precision, with the page's names of settings and angles in
+    degrees.
+    """
     with jax.enable_x64(True):
         found = formulas.transfer(n, theta=np.radians(theta), **setting)
         return {name: np.asarray(value) for name, value in found.items()}
@@ -145,7 +147,7 @@ def test_estimators_agree_with_the_closed_forms():
     n, angles = np.array(grid.n), np.array(grid.theta)[:, None]
     checked = 0
     for way, axes in simulated.AXES.items():
-        names = axes.split()[:-2]  # of all but theta and n
+        names = axes.split()[:-2]  # for all inputs but theta and n
         for place in np.ndindex(*(size[axis] for axis in names)):
             at = dict(zip(names, place, strict=True))
             source, sigma = grid.source[at["source"]], grid.sigma[at["sigma"]]
@@ -159,7 +161,7 @@ def test_estimators_agree_with_the_closed_forms():
             )
             for name in (way, f"gain of {way}") if way != "scratch" else (way,):
                 apart = abs(found[name][place] - expected[name])
-                # limits are right up to a few in d
+                # the limits hold up to O(1) terms in d
                 assert np.all(apart <= 4.5 * found[f"error of {name}"][place] + 3 / grid.d), name
                 assert apart.mean() < 0.05
                 checked += 1
@@ -217,7 +219,7 @@ def test_where_means_are_infinite_and_what_is_refused():
     assert np.isfinite(at["L2-SP"]).all()
     assert not any(np.isnan(v).any() for v in at.values())
     assert np.isnan(theory(1, 50, d=2, sigma=0.5)["gain of linear transfer"])
-    # an infinitely long source: the limit of long ones
+    # an infinite source time is the limit of long ones
     n = np.array([50, 350])
     for depth, time in ((1, None), (2, None), (math.inf, None), (1, 3.0)):
         at = {"d": 200, "sigma": 0.3, "depth": depth, "time": time}
@@ -425,7 +427,7 @@ def shows_what_python_computes(shown, rng):
 
 
 def draws_the_lines_that_python_computes(shown):
-    """In all panels, and at those numbers that the slider stands at."""
+    """In all panels, and at the values of the slider."""
     for panel in PANELS:
         found = shown["panels"][panel.name]
         given = {c.key: shown["state"][f"{panel.name}.{c.key}"] for c in panel.controls}
@@ -440,9 +442,9 @@ def draws_the_lines_that_python_computes(shown):
 
 
 def prints_what_it_shows(shown):
-    """What is copied as Python prints the numbers that the page shows."""
+    """The copied Python code prints the numbers shown on the page."""
     numbers = [*map(number, shown["numbers"])]
-    # the page has each gain beside its risk, the snippet all gains at the end
+    # the page shows each gain next to its risk, and the snippet all gains at the end
     order = [numbers[0], *numbers[1::2], *numbers[2::2]]
     assert printed(shown["python"][0]) == pytest.approx(order, abs=5.1e-5, nan_ok=True)
     for panel in shown["panels"].values():
@@ -489,7 +491,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     for shown in results[1:15:3]:
         prints_what_it_shows(shown)
     rubbish, rest = results[: len(RUBBISH)], results[len(RUBBISH) :]
-    # what means nothing is ignored, and what is out of range becomes the nearest value
+    # meaningless values are ignored, and values out of range are clipped
     assert rubbish[0]["state"].items() >= START.items()
     nearest = {"n": 1, "theta": 0, "sigma": 2, "d": 2, "depth": None}
     assert rubbish[1]["state"].items() >= nearest.items()
@@ -504,11 +506,11 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     assert "infinite" not in rubbish[2]["text"].partition("Copy")[0]  # no noise
     assert "Up to n = 2" in rubbish[-1]["text"]
     assert "never hurts" in rubbish[-1]["text"]
-    # a link shows what its sender saw
+    # a link shows the sender's view
     for fragment, shown in zip(random, rest, strict=False):
         assert {*fragment.split("&")} <= {*shown["hash"].removeprefix("#").split("&")}
     *_, fine, linear, simulated_at, used, near, tapped = results
-    # beside the boundaries in closed form
+    # next to the boundaries in closed form
     load, angle = np.array(fine["zeros"]["xs"][0]), np.array(fine["zeros"]["ys"][0])
     below = (load < 1) & (angle > 10)
     with jax.enable_x64(True):
@@ -516,7 +518,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
         sin2 = dl.linear_transfer_sin2(n=np.arange(10, 90.0), d=100, sigma=0.5)
     assert len(fine["zeros"]["xs"]) == 1
     assert load.min() == pytest.approx(1 / 200)
-    assert angle.min() == 0  # it ends at the edge
+    assert angle.min() == 0  # the curve ends at the edge
     np.testing.assert_allclose(angle[below], exact, atol=0.1)
     assert fine["printed"] == {"xs": [[0, 1]], "ys": [[60, 60]]}
     assert "cos θ = c/2" in fine["legend"]
@@ -527,7 +529,7 @@ def test_the_page_shows_what_python_computes(quick, tmp_path):
     assert whole.sum() > 40
     np.testing.assert_allclose(np.minimum(angle, 180 - angle)[whole], expected, atol=0.2)
     assert linear["printed"] == {"xs": [], "ys": []}
-    # simulated numbers stand where they were simulated, and nowhere else
+    # simulated numbers are only shown where they were simulated
     for shown in (simulated_at, near):
         assert shown["estimates"] == 7
         assert "averaged over 4 data sets" in shown["legend"]

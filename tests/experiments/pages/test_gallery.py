@@ -1,4 +1,4 @@
-"""The page of finished runs: complete, self-contained, and well in a browser."""
+"""The page of finished runs is complete, self-contained, and displayed correctly in a browser."""
 
 import dataclasses
 import re
@@ -59,7 +59,7 @@ class Fake(SimpleNamespace):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Two finished runs, one of them deep, one unfinished, and what is none."""
+    """Two finished runs (one in a subfolder), an unfinished one, and other files."""
     path = tmp_path_factory.mktemp("runs")
     for place, name, config in (
         ("fake", "fake", Config(seed=4, data=Data("where"))),

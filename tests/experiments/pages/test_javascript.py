@@ -1,4 +1,4 @@
-"""Functions of JAX in JavaScript, beside JAX."""
+"""Functions of JAX translated into JavaScript, compared with JAX."""
 
 import json
 
@@ -31,7 +31,7 @@ def of_complex(function):
 
 
 def elementwise(x, y):
-    """What the steps that are named need not meet: both branches, no numbers, infinite powers."""
+    """Elementwise steps: both branches, NaN, infinite powers."""
     nothing = jnp.where(x > 0, x, jnp.where(y > 0, jnp.inf, jnp.nan))
     kinds = (3 * x).astype(int), (x > y).astype(float), (jnp.floor(x) + 0.0).astype(bool)
     chosen = lax.select_n((3 * unit(x)).astype(jnp.int32), x, y, -x)
@@ -46,7 +46,7 @@ def parted(x, y):
     flipped = wide.transpose(2, 0, 1).reshape(10, 4)[::-1, 1:4:2].sum(0)
     single = x[:1, 1:2].squeeze() * y - x[:1].squeeze(0), x[1:2, 2:3] - x, x[:, None] * y[None]
     joined = jnp.concatenate([x, y[:, :2], jnp.zeros((4, 1))], 1)
-    grown = jnp.exp(x[:, :4])  # read in another order than it is computed in
+    grown = jnp.exp(x[:, :4])  # read in a different order from that of the computation
     turned = grown + grown[::-1], grown * grown.T, grown + grown[:1]
     return flipped, turned, wide[:, 1, ::2].T, single, joined, x[::-1] - y[:, ::-1] + x[0, 0]
 
@@ -65,7 +65,7 @@ def products(x, y):
 
 
 def looped(x, y):
-    """State of numbers, arrays and pairs that change places."""
+    """A state of numbers, arrays and pairs that are exchanged."""
 
     def step(_, state):
         s, a, b, c = state
@@ -121,7 +121,7 @@ def test_every_rule_has_a_case():
 def test_javascript_computes_what_jax_does(tmp_path):
     rng = np.random.default_rng(0)
     inputs = [rng.normal(size=(4, 5)) for _ in range(2)]
-    inputs[1][0, :2] = inputs[0][0, :2]  # where two numbers are equal
+    inputs[1][0, :2] = inputs[0][0, :2]  # where two values are equal
     codes = [javascript(flat(case), (4, 5), (4, 5)) for case in CASES.values()]
     script = f"""{PRELUDE}
       const given = {json.dumps([x.ravel().tolist() for x in inputs])}

@@ -1,4 +1,4 @@
-"""Cross-task linearity on digits: laws of what is measured, the run, and what is refused."""
+"""Cross-task linearity on digits: laws of the measurements, the run, and errors."""
 
 import math
 import struct
@@ -117,7 +117,7 @@ def test_aligned_networks_compute_what_they_did(digits):
 
 @pytest.mark.slow
 def test_quantiles_are_of_what_the_probe_means(digits):
-    """Over copies of one digit all quantiles are the probe's mean."""
+    """For copies of one digit, all quantiles equal the mean of the probe."""
     a, b = (_init(TWO, seed) for seed in (0, 1))
     for n in (0, 33):
         same = Batch(*(np.repeat(x[n : n + 1], 2, 0) for x in digits))
@@ -139,7 +139,7 @@ def test_features_of_a_model_in_itself_change_nothing(digits):
     plain = found["plain"]
     np.testing.assert_array_equal(plain["stitched"], plain["own"][..., None] * np.ones(2))
     added = found["addition"]
-    # of one model twice, features and weights and the single one are the same
+    # for two equal models, averaged features, averaged weights and the model itself agree
     for name in ("weights", "single"):
         np.testing.assert_array_equal(added["features"], added[name])
     least = found["negation"]["features_task"][:, :, 1]
@@ -152,8 +152,9 @@ def test_no_preset_tunes_on_what_theorem_1_is_tested_on():
 
 @pytest.mark.soak
 def test_theorem_1_without_remainder_holds_and_is_second_order(digits):
-    """A convex loss of near models: the gap is that of second order along the line, which the norm
-    of the Hessian there bounds; the remainder is a hundredth of it."""
+    """A convex loss of close models: the gap is of second order along the line and bounded by the
+    norm of the Hessian; the remainder is a hundredth of it.
+    """
     a = _init(SOFTMAX, 0)
     b = parts.moved(a, _init(SOFTMAX, 1), 0.02)
     tuned = jax.tree.map(lambda x, y: np.stack([x, y])[None], a, b)
@@ -277,7 +278,7 @@ def test_a_run_is_repeatable_and_the_seed_matters(ran):
     assert not np.allclose(other["addition_gap"], again["addition_gap"])
     said = ctl.summary(again)
     assert said.count("Equation") == 3
-    # of the parts that ran
+    # for the parts that ran
     assert list(ctl.plot(again)) == ["arithmetic"]
     assert "Theorem 1" not in said
     assert "Random labels" not in said
@@ -285,7 +286,7 @@ def test_a_run_is_repeatable_and_the_seed_matters(ran):
 
 @pytest.fixture(scope="module")
 def mnist(tmp_path_factory):
-    """Files as MNIST's publisher has them, of smaller images and not as many of each class."""
+    """Files in the format of MNIST, with smaller images and unequal numbers per class."""
     path, rng = tmp_path_factory.mktemp("mnist"), np.random.default_rng(0)
     for name, count in (("train", 63), ("t10k", 31)):
         images, labels = rng.integers(0, 256, (count, 6, 6)), np.arange(count) % 10
@@ -297,7 +298,7 @@ def mnist(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def cifar(tmp_path_factory):
-    """Files as CIFAR-100's and CIFAR-10's publisher has them, of 8 and 4 images of each class."""
+    """Files in the formats of CIFAR-100 and CIFAR-10, with 8 and 4 images per class."""
     path, rng = tmp_path_factory.mktemp("cifar"), np.random.default_rng(0)
     batches = {f"data_batch_{k}": 2 for k in range(1, 6)} | {"test_batch": 4}
     for classes, files in ((100, {"train": 8, "test": 4}), (10, batches)):

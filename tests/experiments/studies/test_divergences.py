@@ -1,5 +1,5 @@
-"""Distances between the laws of two linear tasks: closed forms against independent evaluations,
-bounds against each other and against matched samples."""
+"""Distances between the laws of two linear tasks: closed forms compared with independent
+evaluations, and bounds with each other and with matched samples."""
 
 from math import pi, sqrt
 
@@ -33,13 +33,13 @@ EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def covariance(beta, sigma):
-    """Of (x, y)."""
+    """Computes the covariance of (x, y)."""
     top = np.c_[np.eye(len(beta)), beta]
     return np.r_[top, np.r_[beta, beta @ beta + sigma**2][None]]
 
 
 def gaussian_kl(s, t):
-    """Of centred Gaussians, from their covariances."""
+    """Computes the divergence of centred Gaussians from their covariances."""
     ratio = np.linalg.solve(t, s)
     return (np.trace(ratio) - len(s) - np.linalg.slogdet(ratio)[1]) / 2
 

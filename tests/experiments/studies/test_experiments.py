@@ -1,4 +1,4 @@
-"""Every registered experiment keeps the protocol: run, stored, read back, drawn."""
+"""Every registered experiment follows the protocol: it is run, stored, read back and drawn."""
 
 import dataclasses
 import importlib
@@ -29,7 +29,7 @@ def ran(request):
 
 
 def of_one(quick, others=QUICK):
-    """Parametrises `ran` over one quick experiment and slow ones, all others are soak."""
+    """Parametrises `ran` over one quick experiment and several slow ones; all others are soak."""
     others = [name for name in others if name != quick]
     rest = [name for name in registry.studies() if name not in (quick, *others)]
     return pytest.mark.parametrize("ran", [quick, *slow(*others), *soak(*rest)], indirect=True)
@@ -101,11 +101,11 @@ def _same_bit_for_bit(found, expected):
             np.testing.assert_array_equal(a.values.astype(str), b.values.astype(str))
 
 
-# What is stored, and how, is of the lab and not of a study.
+# What is stored, and how, is determined by the lab and not by a study.
 @pytest.mark.slow
 @of_one("ridge_transfer")
 def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path):
-    """All that a study knows lies in its stages."""
+    """A study has no other state than its stages."""
     name, study, (dataset, stages) = ran
     stored = _interrupted_and_resumed(tmp_path, name, stages)
     _same_bit_for_bit(stored, dataset)

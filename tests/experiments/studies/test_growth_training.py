@@ -1,4 +1,4 @@
-"""Growth on training: the step-0 law, who saves what by hand-made curves, and what is refused."""
+"""Growth on training: the law at step 0, savings on hand-made curves, and errors."""
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +49,7 @@ _loss = jax.jit(lambda *args: tasks.evaluate(*args)[0], static_argnums=(0, 3))
 
 
 def _perturbed(config):
-    """Data, and the small network of a config with no leaf at its initial zeros or ones."""
+    """Returns data, and the small network of a config without initial zeros and ones."""
     (data, *_) = run.load(varied(config, held_out=32))
     net = presets.build(config.network(large=False))
     batch = tasks.draw(net, data, jax.random.key(0), 1)
@@ -79,7 +79,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
     source = _loss(net, variables, data.held_out)
     large = presets.build(sizes[1])
     loss = _loss(large, grown.variables, data.held_out)
-    # float32 forward passes; what is not lossless is far from it
+    # float32 forward passes; growth that is not lossless has a much larger error
     assert bool(abs(loss - source) < 10 * EPS**0.5) == lossless
     assert jax.tree.map(jnp.shape, grown.variables) == jax.tree.map(
         jnp.shape, ways.shapes(sizes[1], data)
@@ -89,7 +89,7 @@ def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossle
 @pytest.mark.soak
 @pytest.mark.parametrize("config", [MLP, RESNET], ids=["mlp", "resnet"])
 def test_transport_finds_the_copies_of_units_in_a_large_network(config):
-    """The large network is the small one with every unit twice, in another order."""
+    """The large network has every unit of the small one twice, in a different order."""
     data, _, variables = _perturbed(config)
     # Noise of either sign: with that of one sign units of a ResNet respond nearly alike.
     variables = jax.tree.map(lambda x: x - 0.1, variables)
@@ -160,7 +160,7 @@ def test_growth_is_repeatable_and_the_seed_matters(ran):
 
 @pytest.mark.slow
 def test_moved_moments_carry_training_on(ran):
-    """Moved and restarted states start at one loss, and differ after the first steps."""
+    """Moved and restarted states start at the same loss, and differ after the first steps."""
     moved = ran.sel(way="hypercloning")
     assert bool(moved["moved"])
     assert not bool(ran["moved"].sel(way="sail_random"))
@@ -250,7 +250,7 @@ def test_msg_starts_as_the_source_and_ends_unmasked():
     for mask, to_source, to_whole in ((0.0, True, False), (0.5, False, False), (1.0, False, True)):
         seen, weights = grown.masked.view(grown.variables, mask)
         loss = _loss(net, seen, data.held_out, False, weights)
-        # two ways to sum a LayerNorm's statistics, relative
+        # relative difference between two ways to sum a LayerNorm's statistics
         assert bool(abs(loss - source) < 100 * EPS * source) == to_source
         assert bool(abs(loss - whole) < 100 * EPS * whole) == to_whole
 

@@ -76,7 +76,7 @@ def test_sharpness_in_words(recorded):
     ],
 )
 def test_an_outcome_expires_with_the_code_of_its_bound(recorded, changed, kind, text, sound):
-    """What is printed instead is computed at the former problem, with the changed code."""
+    """The printed ratio is computed at the former problem with the changed code."""
     claim = _claim("p/a/ours", "<=", changed)
     found = attacks.known(claim)
     assert not attacks.current(claim)
@@ -86,7 +86,7 @@ def test_an_outcome_expires_with_the_code_of_its_bound(recorded, changed, kind, 
 
 
 def test_a_bound_that_a_search_contradicts_is_not_ok(recorded, monkeypatch):
-    """Its own check holds."""
+    """The check of the claim itself passes."""
     made = [_claim("p/a/ours", "<=", _domain(1.053, 1.0)), _claim("p/b/ours", "<=")]
     monkeypatch.setattr(claims, "select", lambda globs: made)
     dataset = run(Config())

@@ -1,4 +1,4 @@
-"""Predicting merges: what is ranked, against what, and the table that the command quotes."""
+"""Prediction of merges: the ranking, its reference, and the table shown by the command."""
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +38,9 @@ def test_spearman_is_scipys():
 
 @pytest.mark.soak
 def test_intervals_cover_what_they_should():
-    """Of 100 samples of independent pairs in clusters of one, the 95 % interval of a correlation
-    misses 0 in Binomial(100, 0.05), |z| < 4 (percentile intervals of 40 are a little short)."""
+    """For 100 samples of independent pairs in clusters of one, the number of 95 % intervals
+    of a correlation that miss 0 is Binomial(100, 0.05), |z| < 4 (percentile intervals of 40
+    are slightly short)."""
     rng, misses, n = np.random.default_rng(1), 0, 40
     for i in range(100):
         x, y = rng.standard_normal((2, n, 1))
@@ -51,7 +52,7 @@ def test_intervals_cover_what_they_should():
 
 
 def test_clusters_widen_intervals():
-    """Each of 10 independent points ten times over: intervals of 10, not of 100."""
+    """10 independent points, each repeated ten times: intervals of 10 points, not of 100."""
     rng = np.random.default_rng(2)
     x, y = (np.repeat(z, 10, 0) for z in rng.standard_normal((2, 10, 1)))
     every = [np.ones(100, bool)]
@@ -81,7 +82,7 @@ def test_every_merge_is_made_of_the_experts_it_says():
         )
         np.testing.assert_array_equal(base[:, 0], merges.base)
         np.testing.assert_array_equal((base == base[:, :1]).all(1), related)
-        # as long pre-trained, all tasks different
+        # equally long pre-training, all tasks different
         assert (base // config.bases == base[:, :1] // config.bases).all()
         assert all(len(set(row)) == k for row in task)
         assert related.any()
@@ -90,7 +91,7 @@ def test_every_merge_is_made_of_the_experts_it_says():
 
 @pytest.mark.slow
 def test_experts_are_snapshots_of_one_run():
-    """Those of more steps go on from those of fewer."""
+    """Experts with more steps continue from those with fewer."""
     family = tasks.of_images(10)
     data = tasks.rotations_and_classes(Pool(*digits.load()), 10, 1197, 0, family.tasks[:2], EACH)
     data = jax.tree.map(jnp.asarray, data)
@@ -120,7 +121,7 @@ def test_tasks_of_text_are_ranges_of_what_they_say():
 
 @pytest.mark.soak
 def test_outcomes_and_probes_are_of_the_merge(tiny):
-    """The first merge, by hand."""
+    """The first merge, computed by hand."""
     config = mp.presets["tiny"]
     family, data = run.load("images", config)
     key = jax.random.fold_in(jax.random.key(config.seed), 0)
@@ -150,7 +151,7 @@ def test_outcomes_and_probes_are_of_the_merge(tiny):
         probe.fine_tuning_sensitivity(loss, m, average, b, [1.0]).predicted[0]
         for m, b in zip(models, few, strict=True)
     ]
-    # products with a Hessian, compiled otherwise
+    # Hessian-vector products, compiled differently
     np.testing.assert_allclose(value.sel(predictor="taylor"), np.mean(predicted), rtol=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps of a merge's hyperparameters: networks against NumPy, the testbed against the theory."""
+"""Sweeps of a merge's hyperparameters: networks compared with NumPy, the testbed with theory."""
 
 import jax
 import numpy as np
@@ -52,7 +52,7 @@ def test_the_centre_is_the_same_point_of_every_law(ran):
     middle = ran[0].isel(point=1)
     for name in ("loss", "accuracy", "train_loss", "stability", "testbed_exact_excess"):
         for law in LAWS[1:]:
-            # a jit of other shapes may round otherwise
+            # a jit with other shapes may round differently
             np.testing.assert_allclose(middle[name].sel(law=law), middle[name][0], rtol=1e-5)
 
 
@@ -72,7 +72,7 @@ def _loss_and_accuracy(params, images, labels):
 
 
 def _split(config, replicates):
-    """The images, and which of them are for what."""
+    """Returns the images and their division."""
     pool = config.data.pool(config.seed)
     sizes = {"train": config.pretraining.images, "validation": config.pool}
     how = {"examples": len(pool.labels), **sizes}
@@ -81,7 +81,7 @@ def _split(config, replicates):
 
 @pytest.mark.slow
 def test_averages_are_graded_as_numpy_does(ran):
-    """At the centre: losses of float32 networks to 1e-4, accuracies to one near-tied digit."""
+    """At the centre: losses of float32 networks to 1e-4, accuracies up to one near-tied digit."""
     dataset, stages = ran
     merged = stages["networks by steps and by tasks"]["steps1"]["merged"]
     exam = networks.examine(TINY, *_split(TINY, TINY.replicates))
@@ -101,8 +101,9 @@ def test_averages_are_graded_as_numpy_does(ran):
 
 
 def test_tasks_differ_by_replicate_and_nothing_leaks():
-    """Pools and tests share no digit, the twins' sample is none of the experts', and each replicate
-    merges tasks in its own order."""
+    """Pools and tests share no digit, no expert uses the twins' sample, and each replicate merges
+    tasks in a different order.
+    """
     config = varied(TINY, tasks=("upright", "classes 0-4", "classes 5-9"))
     exam = networks.examine(varied(config, replicates=6), *_split(config, 6))
     assert exam.images.shape == (6, 3, max(config.swept.samples) + 1, 64)
@@ -135,7 +136,7 @@ def test_twins_differ_by_the_replaced_sample_only():
     kernel, away = moved(3, labels)
     assert (away > 0).all()  # the chance that 20 draws of 3 miss the first is 3e-4
     assert (np.abs(kernel[:, :, 1] - kernel[:, :, 0]).max((1, 2, 3)) > 0).all()
-    # the same sample on both sides: no difference at all
+    # the same sample on both sides, so the difference is exactly 0
     images[:, :, -1], labels[:, :, -1] = images[:, :, 0], labels[:, :, 0]
     assert (moved(3, labels)[1] == 0).all()
 
@@ -185,7 +186,8 @@ def test_bounds_of_networks_are_theorems_1_and_3(ran):
 
 
 def test_exponents():
-    """Of exact powers, and of noise: the jackknife is the standard error of a mean's slope."""
+    """Exponents of exact powers and of noise: the jackknife gives the standard error of a
+    mean's slope."""
     x = np.array([1.0, 3.0, 10.0])
     assert exponent(x, 5 * x**1.5) == pytest.approx(1.5)
     rng = np.random.default_rng(0)
@@ -234,6 +236,6 @@ def test_findings_follow_the_numbers(ran):
 
 @pytest.mark.slow
 def test_networks_learn(ran):
-    """More steps teach the training sets better: the base is graded worst."""
+    """More steps lower the training loss; the base has the largest."""
     mean = ran[0]["train_loss"].sel(law="steps", merge="average").mean("replicate").values
     assert mean[-1] < mean[0]

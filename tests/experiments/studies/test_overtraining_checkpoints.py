@@ -110,7 +110,7 @@ def test_responses_alone_are_learnt():
     packed = instructions.pack(tokens, lambda b: np.zeros(0), 8, (1,))
     assert packed.tokens.tolist() == [[97, 98, 99, 100, 101, 1, 0, 0]]
     packed = instructions.pack(examples, lambda b: np.frombuffer(b, np.uint8), 8, (1,))
-    assert packed.tokens.tolist() == [[97, 98, 99, 100, 101, 1, 0, 0]]  # the second has no room
+    assert packed.tokens.tolist() == [[97, 98, 99, 100, 101, 1, 0, 0]]  # the second does not fit
     assert packed.tokens[0, 1:][packed.scored[0]].tolist() == [100, 101, 1]
     longer = instructions.pack(examples, lambda b: np.frombuffer(b, np.uint8), 4, (1,))
     assert longer.tokens.tolist() == [[97, 98, 99, 100]]  # the response ends where the row does
@@ -204,7 +204,7 @@ def test_what_needs_files_says_so(name):
 def test_the_tiny_run_and_its_figures():
     found = tiny_run("overtraining_checkpoints").dataset
     assert found["tuned_base"].dims == ("task", "budget", "seed", "rate")
-    # less noise moves the loss less; some is learnt of the task
+    # less noise changes the loss less; part of the task is learned
     more = abs(findings.increase(found)).mean(("budget", "seed"))
     assert float(more[0]) < float(more[-1])
     assert (found["tuned_test"].sel(rate=0.02) < found["before"]).all()
@@ -218,7 +218,7 @@ def test_the_tiny_run_and_its_figures():
 
 @pytest.mark.soak
 def test_given_checkpoints_adapters_and_benchmarks(tmp_path):
-    """Folders, instructions and multiple choice in files, as the papers' presets have them."""
+    """Folders, instructions and multiple-choice questions in files, as in the papers' presets."""
     rng, config = random.Random(0), TINY
     stacked = tiny_run("overtraining_checkpoints").stages["series of checkpoints"]
     shape = {"vocab": text.VOCAB, "context": 24, "width": 8, "layers": 1, "heads": 1,
@@ -263,7 +263,7 @@ def test_given_checkpoints_adapters_and_benchmarks(tmp_path):
 
 @pytest.mark.soak
 def test_files_as_the_presets_have_them(tmp_path):
-    """GPT-2's folders, a tokenizer of byte pairs, a text in its tokens, and dialogues."""
+    """Folders of GPT-2, a byte-pair tokenizer, a text in its tokens, and dialogues."""
     path, names = tokenizer(tmp_path, [("t", "h"), ("Ġ", "th")])
     vocab, rng = max(names) + 1, np.random.default_rng(0)
     folders = []

@@ -1,4 +1,4 @@
-"""Overtraining of language models: its parts by themselves, claims on made-up runs, refusals."""
+"""Overtraining of language models: separate parts, claims on synthetic runs, and errors."""
 
 import json
 import os
@@ -52,7 +52,7 @@ def _batch(seed, *shape):
 
 
 def _params(seed):
-    """Random weights: the initial ones would have to be compiled."""
+    """Random weights, because initialisation would have to be compiled."""
     rng = np.random.default_rng(seed)
     shapes = jax.eval_shape(partial(training.first, NET), jax.random.key(0))
     return jax.tree.map(lambda x: 0.3 * rng.standard_normal(x.shape, np.float32), shapes)
@@ -147,7 +147,7 @@ def test_a_network_is_taken_where_its_score_was_least_also_after_a_kill(tmp_path
 
 @pytest.mark.soak
 def test_fine_tuning_on_classes_stops_after_the_best_epoch(corpus, tmp_path, monkeypatch):
-    """What is reported is of the network whose validation loss was least after an epoch."""
+    """The reported network has the smallest validation loss after an epoch."""
     name = _opinions(tmp_path / "mr.jsonl", 30)
     tune = {"tasks": (name,), "examples": 10, "batch": 2, "held_out": 8, "early_stopping": True}
     config = varied(TINY, replicates=3, tune={**tune, "rates": (0.01, 0.1), "epochs": 3})
@@ -160,12 +160,12 @@ def test_fine_tuning_on_classes_stops_after_the_best_epoch(corpus, tmp_path, mon
     validation = np.stack(seen)
     assert validation.shape == (3, 3)  # epochs, runs
     assert np.array_equal(found["epoch"], 1 + validation.argmin(0))
-    assert len(set(found["epoch"])) > 1  # both ends of the choice are met
+    assert len(set(found["epoch"])) > 1  # the best epoch is not always the same
     # the same sums in another program
     np.testing.assert_allclose(found["validation"], validation.min(0), rtol=100 * EPS)
 
 
-# where processes that are started here find this file, and what it imports
+# lets processes that are started here import this file and its dependencies
 FOLDERS = ":".join(map(os.path.dirname, (__file__, many_devices.__file__)))
 
 SHARED = """
@@ -200,7 +200,7 @@ else:
 
 @pytest.mark.soak
 def test_two_devices_find_what_one_finds():
-    """Three networks on two devices, one of them twice; and examples shared."""
+    """Three networks on two devices, one of them twice; and examples distributed over devices."""
     done = subprocess.run(
         [sys.executable, "-c", SHARED, FOLDERS],
         env=many_devices.environment(2),
@@ -285,7 +285,7 @@ def test_a_text_on_disk_is_pre_trained_on_and_tuned_to(tmp_path):
 
 
 def _opinions(path, count, seed=0):
-    """A file of texts with classes, whose last words tell the class."""
+    """A file of texts with classes, whose last word determines the class."""
     labels = np.random.default_rng(seed).integers(0, 2, count).tolist()
     lines = [{"text": f"{k} {('bad', 'fine')[y]}", "label": y} for k, y in enumerate(labels)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -412,14 +412,16 @@ def test_the_tiny_run_measures_what_it_says(ran, corpus):
 
 @pytest.mark.slow
 def test_noise_is_of_the_initialisation(ran):
-    """The Hessian's prediction is a quadratic form of one draw: it grows as the size's square."""
+    """The Hessian's prediction is a quadratic form of one draw, so it grows with the square of the
+    size.
+    """
     dataset = ran[0]
     ratio = dataset["noise_predicted"].isel(noise=1) / dataset["noise_predicted"].isel(noise=0)
     np.testing.assert_allclose(ratio, (0.3 / 0.02) ** 2, rtol=100 * EPS)
 
 
 def _made_up(**changes):
-    """A run as the paper describes it: sensitivity grows with the budget, and with it the loss."""
+    """A run as described in the paper: sensitivity grows with the budget, and with it the loss."""
     budgets, seeds, tasks_ = 2 ** np.arange(10, 16), np.arange(3), ["a"]
     noise, rates, scales = np.array([0.01, 0.1, 0.4]), np.array([0.01, 0.04, 0.16]), [0.1, 1.0]
     k = np.arange(6.0)[:, None]
@@ -492,7 +494,7 @@ def test_a_run_that_only_improves_fails_it():
     )
     for start in (*CLAIMS[:3], CLAIMS[6], CLAIMS[8], CLAIMS[11], CLAIMS[12]):
         assert _verdict(falling, start) == "fails", start
-    assert _verdict(falling, CLAIMS[4]) == "undecided"  # no inflection, which nothing can move
+    assert _verdict(falling, CLAIMS[4]) == "undecided"  # no inflection, which cannot move
 
 
 def test_a_spread_as_large_as_the_effect_decides_nothing():
@@ -503,7 +505,7 @@ def test_a_spread_as_large_as_the_effect_decides_nothing():
 
 
 def test_what_the_last_budget_costs_is_told_by_the_other_seeds():
-    """Noise around a flat curve: a least value of the same seed would lie below by chance."""
+    """For noise around a flat curve, the smallest value of one seed would be lower by chance."""
     dims, budgets = ("budget", "seed", "group"), {"budget": 2 ** np.arange(6)}
     flat = xr.DataArray(np.random.default_rng(0).normal(size=(6, 4, 1000)), budgets, dims)
     costs = of.last_costs(flat).mean("seed").values
@@ -516,8 +518,9 @@ def test_what_the_last_budget_costs_is_told_by_the_other_seeds():
 
 
 def test_the_rate_that_keeps_the_text_is_told_by_the_other_seeds():
-    """One seed that forgets everything at the largest rate: the others are judged at a smaller one
-    for it, and it at the largest."""
+    """One seed forgets everything at the largest rate: the others are judged at a smaller rate
+    because of it, and it is judged at the largest.
+    """
     dataset = _made_up(unigram=((), 6.0))
     forgets = dataset["tuned_increase"].copy()
     forgets.loc[{"seed": 1, "rate": 0.16}] = 99.0
@@ -528,7 +531,9 @@ def test_the_rate_that_keeps_the_text_is_told_by_the_other_seeds():
 
 @pytest.mark.slow
 def test_where_no_rate_keeps_the_text_nothing_is_claimed_of_it():
-    """Nor does a model that never knew the text decide which rates keep it; both are said."""
+    """A model that never knew the text does not affect the choice of rates either; both are
+    reported.
+    """
     dataset = _made_up()
     base, after = dataset["base"].mean("seed"), of.tuned(dataset).mean("seed").sel(task="a")
     # the largest rate at which every model stays below: by the definition
@@ -553,4 +558,4 @@ def test_where_no_rate_keeps_the_text_nothing_is_claimed_of_it():
     assert all("(no such rate)" in f.claim and f.verdict == "undecided" for f in told)
     assert "a no rate retains it" in ol.summary(none)
     assert _verdict(none, "The inflection budget of the pre-training loss") == "undecided"
-    assert _verdict(none, CLAIMS[0]) == "holds"  # of noise, which has no rate
+    assert _verdict(none, CLAIMS[0]) == "holds"  # for noise, which has no rate

@@ -1,4 +1,4 @@
-"""Phase diagrams of overtraining: theory against its own limits, networks against theory."""
+"""Phase diagrams of overtraining: limits of the theory, and networks compared with theory."""
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def test_networks_follow_the_closed_forms(name):
 
 @pytest.mark.slow
 def test_the_end_of_pre_training_is_the_last_stage():
-    """After all modes are learned the loss is that of the last plateau."""
+    """After all modes are learned, the loss is that of the last plateau."""
     config = varied(ol.presets["anchor"], **SMALL, tuning={"steps": 20_000})
     sigma = config.tasks.spectrum()
     for row in (0, -1):
@@ -99,7 +99,7 @@ def _trained(loss, std=0.0):
 def test_the_best_time_of_networks_is_that_of_their_losses():
     best, low, high = best_times(_trained([[5, 3, 1, 2, 6], [5, 4, 3, 2, 1]]))
     np.testing.assert_array_equal([best[0], low[0], high[0]], [3, 2, 4])
-    # What falls to the end was not seen to hurt.
+    # If the loss decreases to the end, pre-training did not hurt.
     assert np.isnan([best[1], low[1], high[1]]).all()
 
 
@@ -112,7 +112,7 @@ def test_a_best_time_is_known_to_the_nearest_times_that_are_clearly_worse():
 
 
 def _map_lines(dataset):
-    """The lines on the networks' map, after a look at that of the closed form."""
+    """Returns the lines on the map of the networks, after checks of that of the closed form."""
     name = dataset.attrs["diagram"]
     left, middle = ol.plot(dataset)[name].axes[:2]
     if name == "misalignment":

@@ -1,5 +1,6 @@
-"""Where to start between two models: what the sources are made of, the ends of the line, the mapped
-sweeps against single runs, predictions on lines whose answer is known, and what is refused."""
+"""Where to start between two models: the sources, the ends of the line, mapped sweeps compared with
+single runs, predictions on lines with known answers, and errors.
+"""
 
 import re
 
@@ -96,7 +97,7 @@ def test_overlaps_are_what_they_are_called(alpha, beta):
     for some, own, other in ((one, 0, 1), (two, 1, 0)):
         assert len(set(some)) == count
         assert np.isin(some, parts[2]).sum() == beta * count
-        # of the other source's part only what both share
+        # only the shared part of the other source
         assert np.isin(some, parts[other]).sum() == alpha * (1 - beta) * count / 2
         assert np.isin(some, parts[own]).sum() == (1 - alpha / 2) * (1 - beta) * count
     assert len(set(one) & set(two)) == alpha * count
@@ -108,7 +109,7 @@ def test_overlaps_are_what_they_are_called(alpha, beta):
 def test_the_lowest_point_of_a_parabola_is_found_off_the_grid():
     gamma = np.linspace(-1, 2, 31)
     for vertex in (-0.93, 0.123, 0.5, 1.88):
-        # the second difference of the grid's values loses 1/h^2 = 100 of their rounding
+        # the second difference on the grid multiplies rounding errors by 1/h^2 = 100
         assert line.lowest(gamma, 3 + 2 * (gamma - vertex) ** 2) == pytest.approx(vertex, abs=1e-12)
     np.testing.assert_array_equal(line.lowest(gamma, np.stack([gamma, -gamma])), [-1, 2])
     holes = np.where(gamma < 0, np.nan, (gamma - 1) ** 2)
@@ -201,8 +202,9 @@ def test_the_mapped_sweep_is_single_runs_by_after_training(two_spirals):
 
 @pytest.mark.slow
 def test_eq_3_descends_and_knows_dead_units(two_spirals):
-    """Finite though Adam's root has no slope at the zero gradients of dead units; and no worse than
-    the start, 1/2, for the loss that is descended."""
+    """It is finite, although the root in Adam has no derivative at the zero gradients of dead
+    units, and its loss is not larger than at the start, 1/2.
+    """
     data, _, found = two_spirals
     config = varied(SPIRALS, loss_steps=20)
     dead = jax.tree.map(lambda leaf: leaf, found["models"])
@@ -227,8 +229,8 @@ def test_eq_3_descends_and_knows_dead_units(two_spirals):
 
 @pytest.mark.soak
 def test_symmetric_sources_have_equal_weights():
-    """One spiral is the other turned: every distance of the laws gives 1/2. Null of the estimates:
-    mean 1/2 over seeds, z < 4."""
+    """Each spiral is the rotated other one, so every distance of the laws gives 1/2. Null of the
+    estimates: mean 1/2 over seeds, z < 4."""
     config = varied(
         SPIRALS, data={"points": 200, "test": 400}, training={"batch": 20}, replicates=6
     )

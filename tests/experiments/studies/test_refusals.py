@@ -1,9 +1,9 @@
-"""What the configs of studies refuse: one line that names the field.
+"""Values that the configs of studies reject, with a one-line message that contains the field.
 
-A row is a field, a value that it may not have, and how the message goes on after the field. By
-default it says what the field must be, and what it got. The name of an entry of a field, such as
-"ways[1]", stands for the field in the config, and for the entry in the message. Where several
-fields are at fault together, a row is the changes and the beginning of the message.
+A row is a field, an invalid value, and the rest of the message after the field. By default, this is
+the requirement and the given value. The name of an entry of a field, such as "ways[1]", refers to
+the field in the config and to the entry in the message. For errors in several fields, a row is the
+changes and the beginning of the message.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The ReLU transfer experiment beyond the common protocol: its problems, and its named refusals."""
+"""The ReLU transfer experiment beyond the common protocol: its problems and its errors."""
 
 import jax
 import numpy as np
@@ -94,7 +94,9 @@ def test_without_sources_only_the_scratch_law_is_measured(dataset):
 
 
 def test_the_error_of_the_measured_boundary_is_that_of_the_jackknife():
-    """Gains of teachers that are straight in log n: each mean without one has its zero known."""
+    """Gains that are linear in log n for each teacher, so that the zero of each mean without one
+    teacher is known.
+    """
     logs = np.log([1.0, 100.0])
     zeros = np.array([1.0, 2.0, 3.0, 4.0])  # in log n, at equal slopes: means have mean zeros
     gain = zeros[:, None] - logs

@@ -1,4 +1,6 @@
-"""SiT, REPA and SAIL on digits: losses, samplers and measures against independent computations."""
+"""SiT, REPA and SAIL on digits: losses, samplers and measures compared with independent
+computations.
+"""
 
 import re
 import sys
@@ -54,7 +56,7 @@ def lab():
 
 
 def _drawn(rng, init, *args):
-    """Random weights of the shapes that `init(*args)` has: those are not to be compiled here."""
+    """Random weights with the shapes of `init(*args)`, which would have to be compiled."""
     return jax.tree.map(
         lambda x: (0.3 * rng.normal(size=x.shape)).astype(np.float32), jax.eval_shape(init, *args)
     )
@@ -176,7 +178,7 @@ def test_guidance_moves_away_from_no_class(lab, loss):
     assert np.abs(one - none).max() > 0.01
     # one Euler step is linear in the velocity
     np.testing.assert_allclose(two - one, one - none, atol=1e3 * EPS)
-    # two programs, which round otherwise
+    # two programs, which round differently
     np.testing.assert_allclose(made(10, 2.0), none, atol=1e3 * EPS)
 
 
@@ -194,7 +196,7 @@ def test_the_terms_of_a_way_add_up(lab, loss, name):
 
 @pytest.mark.soak
 def test_the_terms_by_hand(lab, loss):
-    """REPA's target is of the data; that of eq. (16) of the noised latents, or of the data."""
+    """The target of REPA is of the data; that of eq. (16) of the noised latents or the data."""
     found, params, encoder, batch = loss
     terms = {
         clean: found(lab.networks.weights(WAYS[name], 1, 1))[1]
@@ -385,7 +387,7 @@ def test_the_paper_s_table_3():
 
 
 def made_up(sail, repa, sit):
-    """A run in which each way's every measure is as given at each step, a spread over seeds."""
+    """A run with given measures of each way at each step, with a spread over seeds."""
     spread = np.array([-0.1, 0.0, 0.1])[:, None] * np.ones(9)
     values = np.stack([np.broadcast_to(x, 9) + spread for x in (sit, repa, sail)])
     dims = ("way", "seed", "step")
@@ -444,7 +446,7 @@ def test_the_summary_counts_verdicts_after_correction():
 
 @pytest.mark.slow
 def test_features_by_path_need_no_encoder():
-    """The projector has their size, and eq. (16) the data's features."""
+    """The projector has their size, and eq. (16) uses the features of the data."""
     sit = presets.build(presets.config("sit-tiny"))
     networks = Networks(sit, Projector(8, 5), None, 1, 0.0)
     batch = {"x": (2, 8, 8, 1), "labels": (2,), "features": (2, 16, 5)}
@@ -481,7 +483,7 @@ def enlarged(x):
 
 
 def quadrants(images):
-    """In the place of Inception: means of quadrants, channels of two pixels, two classes."""
+    """Replaces Inception by means of quadrants, channels of two pixels, and two classes."""
     assert images.shape[1:] == (16, 16, 3)
     flat = images.reshape(len(images), 2, 8, 2, 8, 3).mean((2, 4, 5)).reshape(-1, 4)
     return flat, images[:, :2, 0].reshape(len(images), 6), flat[:, :2]
@@ -537,7 +539,7 @@ def test_images_are_flipped_and_then_encoded_for_training(pictured, monkeypatch)
     with pytest.raises(ZeroDivisionError):
         lab.networks.loss({}, mutable, batch, jax.random.key(0))
     np.testing.assert_allclose(shown[0], encoded_[:, :, ::-1], **close)
-    # f_P sees latents as the autoencoder has them
+    # f_P gets the latents of the autoencoder
     np.testing.assert_allclose(
         lab.networks.features(mutable, encoded_),
         GIVEN["features"](encoded_ / latents.SCALE),
@@ -617,7 +619,7 @@ def test_functions_are_named_on_the_command_line(tmp_path, monkeypatch, capsys):
 
 def test_functions_measure_images_and_decoded_samples(pictured):
     lab = Laboratory(pictured, images := study.loaded(pictured))
-    index = np.arange(3, 14)  # two chunks, the second one filled up
+    index = np.arange(3, 14)  # two chunks, the second of which is padded
     pictures = images.latents[index] / np.float32(255)
     for name, want in zip(quality.Seen._fields, quadrants(pictures), strict=True):
         want = jax.nn.log_softmax(want) if name == "log_probabilities" else want
@@ -631,7 +633,7 @@ def test_functions_measure_images_and_decoded_samples(pictured):
 
 @pytest.mark.parametrize(("ways", "calls"), [(("sail",), 2), (("sail_clean",), 1)])
 def test_features_are_computed_in_the_step(pictured, monkeypatch, ways, calls):
-    """Of the data, and of noised latents where a way needs these."""
+    """Features of the data, and of noised latents if a way requires them."""
     config = varied(pictured, ways=("sit", "repa", *ways))
     lab = Laboratory(config, images := study.loaded(config))
     batch, seen = data.batch(images, np.arange(4)), []
@@ -650,7 +652,7 @@ def test_features_are_computed_in_the_step(pictured, monkeypatch, ways, calls):
 
 @pytest.mark.soak
 def test_a_run_on_images_with_functions_alone(pictured):
-    """No network is trained but SiTs; measures are those of the function."""
+    """Only SiTs are trained, and the measures are those of the function."""
     stages = []
 
     def stage(name, compute, *, folder=False):

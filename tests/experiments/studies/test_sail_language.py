@@ -1,4 +1,6 @@
-"""SAIL's start for language models: parts beside independent computations, refusals, verdicts."""
+"""SAIL's start for language models: parts compared with independent computations, errors, and
+verdicts.
+"""
 
 import functools
 import json
@@ -50,7 +52,7 @@ SMALL = varied(
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_once():
-    """Equal configs train by the same compiled steps."""
+    """Equal configs use the same compiled steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parts, "learners", functools.cache(parts.learners))
         yield
@@ -68,7 +70,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def net():
-    """A network whose leaves are all away from their initial zeros and ones."""
+    """A network without initial zeros and ones."""
     module = presets.build(TINY.network("target", text.VOCAB))
     shapes = jax.eval_shape(functools.partial(parts.initial, module), jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -99,7 +101,7 @@ def test_scores_are_log_likelihoods_per_token(net):
             line = np.concatenate([context, rest]).astype(int)[-TINY.model.context :]
             padded = np.zeros(
                 (5, TINY.model.context - 1), int
-            )  # attention is causal: the end is free
+            )  # attention is causal, so the end has no effect
             padded[0, : len(line) - 1] = line[:-1]
             logp = log_softmax(apply(padded)[0, : len(line) - 1])
             want = logp[np.arange(len(line) - 1), line[1:]][-len(rest) :].mean()
@@ -112,7 +114,9 @@ def test_scores_are_log_likelihoods_per_token(net):
 
 @pytest.mark.slow
 def test_length_is_normalised():
-    """Of a longer and a shorter choice of equal tokens, the sum alone would prefer the shorter."""
+    """For a longer and a shorter choice of equal tokens, the sum alone would prefer the shorter
+    one.
+    """
     rate = jnp.log(jnp.array([0.2, 0.5, 0.3]))
     apply = lambda x: jnp.broadcast_to(rate, (*x.shape, 3))  # noqa: E731
     one = choices.Packed(
@@ -200,14 +204,14 @@ def test_parts_are_by_mean_token(corpus):
 
 
 def test_eq_11_is_what_the_means_of_blocks_say(corpus):
-    """In one dimension eq. 11 is where the target's mean lies: with D_t beyond D_2, below 0."""
+    """In one dimension, eq. 11 is the position of the target's mean: < 0 if D_t is beyond D_2."""
     config = varied(TINY, weight={"distance": "w1", "blocks": 200})
     weight = data.weight(config, corpus, 0)
     one, two = data.sources(config, corpus, 0)
     means = tokens.block_means(corpus.train, config.model.context)
     mean = [means[part].mean() for part in (one, two, corpus.parts[2])]
     d1, d2, d12 = mean[2] - mean[0], mean[2] - mean[1], mean[1] - mean[0]
-    assert mean[0] < mean[1] < mean[2]  # so distances of ordered parts are those of means
+    assert mean[0] < mean[1] < mean[2]  # so the distances of ordered parts are those of their means
     want = (d2**2 + d12**2 - d1**2) / (2 * d12**2)
     # 200 blocks: the means' standard errors, propagated; |z| < 4
     spread = [means[part].std() / 200**0.5 for part in (one, two, corpus.parts[2])]
@@ -320,7 +324,7 @@ def test_figures_and_answers_come_from_the_dataset(ran):
 
 
 def made_up(ran, **final):
-    """A run of all the ways of Table 2 whose last losses, and answers, are given by way."""
+    """A run of all ways of Table 2 with given last losses and answers for each way."""
     missing = ran.sel(way="scratch").assign_coords(way="ligo").expand_dims("way")
     full = [v for v in ran.data_vars if "way" in ran[v].dims]
     found = ran.copy(deep=True)
@@ -365,7 +369,7 @@ def test_nearness_of_gamma_is_judged_by_the_lines_lowest_point(ran):
 
 @pytest.mark.soak
 def test_a_killed_training_goes_on_in_its_stage(tmp_path, ran):
-    """Stopped in the middle of a way's training; resumed, it ends as if it had not been."""
+    """A training stopped in the middle and resumed gives the same result as without the stop."""
     seen = []
     real = parts.held_out_loss
 
@@ -412,7 +416,7 @@ np.save(sys.argv[1], parts.trained(use, start, *what)[1]["held_out"])
 
 @pytest.mark.soak
 def test_two_devices_agree_with_one(ran, tmp_path):
-    """Training from scratch, batches and weights shared out."""
+    """Training from scratch, with distributed batches and weights."""
     path = tmp_path / "loss.npy"
     command = [sys.executable, "-c", _SPREAD, str(path)]
     subprocess.run(command, env=many_devices.environment(2), check=True)
@@ -423,7 +427,7 @@ def test_two_devices_agree_with_one(ran, tmp_path):
 
 @pytest.mark.soak
 def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
-    """The loop beside trainings one by one; then what is told of it."""
+    """Compares the loop with single trainings, then checks its findings."""
     config = varied(
         TINY,
         ways=("scratch", "distance", "sweep", "retrained"),
@@ -471,7 +475,7 @@ def test_eq_3_is_the_loss_after_training_from_each_gamma(corpus, monkeypatch):
     assert all(judged[one.claim] != "not tested" for one in told.retrained(found))
     drawn = sl.plot(found)
     assert style.png(drawn["retrained"])[:4] == b"\x89PNG"
-    # what is told follows the numbers: the gamma by eq. 11 is judged by the lines' lowest points
+    # the statements follow from the numbers: the gamma of eq. 11 is compared with the best ones
     at = found["gamma_distance"].values[:, None]
     near = found.copy(deep=True)
     near["retrained_loss"].loc[{"look": 20, "text": "held out"}] = (found["gamma"].values - at) ** 2
@@ -577,7 +581,7 @@ def on_disk(tmp_path):
 
 @pytest.mark.soak
 def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
-    """Three, the last of them shallower: it is grown."""
+    """Three checkpoints, of which the last is shallower and is grown."""
     found = sl.run(on_disk)
     assert found["loss"].shape == (on_disk.replicates, 3 + 3)
     assert np.isfinite(found["loss"]).all()
@@ -597,7 +601,7 @@ def test_checkpoints_on_disk_are_merged_and_judged(on_disk):
 
 @pytest.fixture
 def trained_on(on_disk, tmp_path):
-    """The same checkpoints, from which training goes on; the benchmarks are asked."""
+    """The same checkpoints, from which training continues; the benchmarks are evaluated."""
     return varied(
         on_disk,
         retrain=True,
@@ -614,9 +618,9 @@ def trained_on(on_disk, tmp_path):
 
 @pytest.mark.soak
 def test_training_goes_on_from_checkpoints(trained_on, monkeypatch):
-    """Table 2's columns: they start where they should, and what is told is of the numbers.
+    """The columns of Table 2: starts are correct, and the findings follow from the numbers.
 
-    LiGO, which takes long to compile, has a test of its own.
+    LiGO, which takes long to compile, has a separate test.
     """
     grown = []
 
@@ -704,7 +708,7 @@ def test_what_ligo_cannot_grow_is_named():
     ],
 )
 def test_ligo_grows_width_and_depth_and_learns(kind):
-    """After learning, the grown network is better than by the initial maps."""
+    """After learning, the grown network is better than with the initial maps."""
     small = {"model_type": kind, "vocab": 8, "context": 8, "head_dim": 4, "hidden": 8, "tied": True}
     if kind == "flax_llama":
         small["norm"] = "layernorm"  # OLMo's

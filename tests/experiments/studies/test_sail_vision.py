@@ -1,4 +1,4 @@
-"""SAIL's vision experiment: its parts by independent computations, refusals, findings."""
+"""SAIL's vision experiment: parts compared with independent computations, errors, findings."""
 
 import math
 import re
@@ -182,7 +182,7 @@ def test_top_counts_ranks():
     order = np.argsort(-scores, axis=1)
     expected = {f"top{k}": (order[:, :k] == labels[:, None]).any(1).mean() for k in (1, 5)}
     assert training.top(scores, labels) == pytest.approx(expected)
-    # what says the same of all classes is never right
+    # equal scores for all classes are never correct
     assert training.top(np.zeros((4, 10)), np.arange(4)) == {"top1": 0.0, "top5": 0.0}
 
 
@@ -225,7 +225,7 @@ def shapes(sizes):
 
 
 def randomised(sizes):
-    """A ResNet no leaf of which is at its initial zeros or ones, all variances being positive."""
+    """A ResNet without initial zeros and ones, and with positive variances."""
     rng = np.random.default_rng(0)
     return jax.tree.map(lambda x: 0.2 + 0.3 * rng.random(x.shape, np.float32), shapes(sizes))
 
@@ -259,7 +259,7 @@ GROWN = varied(
 
 @pytest.fixture(scope="module")
 def grown(data):
-    """The large network of `GROWN`, two sources for it, and its data."""
+    """Returns the large network of `GROWN`, two sources for it, and its data."""
     learner = training.Learner(GROWN, GROWN.network(large=True), "supervised", 1, data[0])
     pair = [randomised(GROWN.network(large=False))] * 2
     pair[1] = jax.tree.map(lambda x: x[..., ::-1] * 1.5, pair[1])
@@ -270,7 +270,7 @@ def grown(data):
 def test_renewed_statistics_are_the_batch_s_own(grown):
     learner, _, one = grown
     variables = randomised(GROWN.network(large=True))
-    # variances may come out negative of a mix
+    # variances of a mixture may be negative
     stats = jax.tree.map(lambda x: x - 2.0, variables["batch_stats"])
     images = one.learn.images[: GROWN.statistics]
     new = learner.renewed({**variables, "batch_stats": stats}, images)
@@ -473,7 +473,7 @@ def test_the_rival_is_the_strongest_one():
     found = sv.findings(made_up([0.1, 0.11, 0.09], rival=0.05))[3]
     assert found.verdict == "fails"
     assert re.search(r"-5\.00 ± 0\.00 points above the best of them, pad", found.here)
-    # without rivals nothing is said
+    # without competitors there is no finding
     few = made_up([0.1, 0.11, 0.09]).isel(supervised_way=slice(2))
     assert verdicts(few)[3:6] == ["not tested"] * 3
     assert told.summary(few).endswith("by start: sail 50.0 ± 0.6, scratch 40.0 ± 0.0.")

@@ -1,5 +1,6 @@
-"""What studies declare they found: an effect that was put into made-up data is found, with its
-sign, and none where there is none."""
+"""Findings of studies: an effect in synthetic data is found, with its sign, and none if there is
+none.
+"""
 
 from math import pi
 
@@ -19,8 +20,9 @@ def _dataset(variables, coords=None, **attrs):
 
 
 def _by_region(effect, noise, *rest, disputed):
-    """Transferability in each region, draw by draw: as said, if the effect is 1. Agreement within a
-    tenth takes less noise than a sign."""
+    """Transferability in each region, draw by draw: as stated, if the effect is 1. Agreement within
+    a tenth requires less noise than a sign.
+    """
     mean = np.array([-effect, effect, effect if disputed else np.nan])
     return mean[:, None, *[None] * len(rest)] + noise(3, COUNT, *rest) / 10
 
@@ -56,7 +58,7 @@ def transfer_factors(effect, noise):
 
 
 def transfer_scales(effect, noise):
-    """Of three overlaps, the one between helps at the smaller scale and hurts at the larger."""
+    """The middle one of three overlaps helps at the smaller scale and hurts at the larger."""
     theory = np.array([[1.5, 1.5], [0.5, 1.5], [0.5, 0.5]])
     gain = effect * np.array([[-1, -1], [1, -1], [1, 1]])[..., None] + noise(3, 2, COUNT)
     return _dataset(
@@ -109,7 +111,9 @@ def regularised_transfer(effect, noise):
 
 
 def divergences(effect, noise):
-    """Of noise alone the correlation is 0, which this many data sets cannot tell from -0.1."""
+    """For noise alone the correlation is 0, which this number of data sets cannot distinguish from
+    -0.1.
+    """
     theta = np.linspace(0, pi, 9)
     return _dataset(
         {
@@ -188,7 +192,7 @@ def merge_prediction(effect, noise):
 
 
 def proximal_spirals(effect, noise):
-    """Of noise alone the gamma that is best in hindsight would be seen to help."""
+    """For noise alone, the gamma that is best in hindsight would appear to help."""
     along = ("sources", "start", "seed", "epoch", "gamma")
     scratch = ("start", "seed", "epoch")
     here, there = (2, 1, COUNT, 3, 31), (1, COUNT, 3)
@@ -239,7 +243,7 @@ def several_sources(effect, noise):
     )
 
 
-CLAIMS = {  # how many each declares on the data above
+CLAIMS = {  # the number that each declares on the data above
     transfer_phase: 9,
     transfer_factors: 9,
     ridge_transfer: 4,
@@ -287,7 +291,7 @@ def test_runs_that_kept_no_data_set_by_itself_claim_nothing(made, new):
 
 
 def test_the_same_sign_is_not_called_agreement():
-    """Means of half of theory's size have its sign, and lie outside of the margin."""
+    """Means of half the theoretical size have its sign, but are outside the margin."""
     noise = np.random.default_rng(0).normal(0, 0.01, (3, COUNT))
     gain = _by_region(0.5, lambda *_: noise, disputed=False)
     named = {"region": list(regions.REGIONS)}
@@ -336,7 +340,7 @@ def test_a_correlation_too_weak_for_a_figure_is_not_negative(correlation, verdic
     dataset = divergences(0, lambda *shape: 1e-3 * rng.standard_normal(shape))
     theta = dataset["theta"].values
     line = (theta - theta.mean()) / theta.std()
-    other = line**2 - 1  # uncorrelated, as angles lie evenly
+    other = line**2 - 1  # uncorrelated, since the angles are evenly spaced
     dataset["gain"] += correlation * line + (1 - correlation**2) ** 0.5 * other / other.std()
     found = registry.load("divergences").findings(dataset)
     assert [f.verdict for f in found if "up to 180" in f.claim] == [verdict] * 4

@@ -1,5 +1,6 @@
-"""Averages against decay: what fitted quadratics predict, what is measured, and who wins by
-hand-made losses."""
+"""Averages compared with decay: predictions of fitted quadratics, measurements, and verdicts on
+hand-made losses.
+"""
 
 import jax
 import numpy as np
@@ -83,7 +84,7 @@ def test_runs_are_repeatable_and_the_seed_matters(ran, data):
 
 @pytest.mark.slow
 def test_decay_and_averages_lower_the_loss_of_noisy_runs(ran):
-    """The halves are apart, and what is predicted of averages is near what was fitted."""
+    """The halves are disjoint, and predictions of averages are close to the fit."""
     assert not np.allclose(ran["curve"].sel(half="fit"), ran["curve"].sel(half="test"))
     fitted = ran["averaged"].sel(half="fit")
     assert abs(ran["predicted_averaged"] - fitted).max() < 0.5 * fitted.std()
@@ -91,7 +92,7 @@ def test_decay_and_averages_lower_the_loss_of_noisy_runs(ran):
 
 
 def _hand_made(ran, average, decay, predicted):
-    """Losses that rise by 1 per window, with a spread over seeds."""
+    """Makes losses that rise by 1 per window, with a spread over seeds."""
     made = ran.copy(deep=True)
     spread = 0.01 * np.arange(ran.sizes["seed"])
     window = np.arange(ran.sizes["window"])
@@ -123,7 +124,8 @@ def test_verdicts_of_hand_made_losses(ran, average, decay, wins):
 
 @pytest.mark.slow
 def test_boundaries_meet_theory():
-    """Of many checkpoints the line is that of all iterates, to 10 %; of few, decay wins sooner."""
+    """For many checkpoints, the line is that of all iterates, to 10 %; for few, decay is
+    better earlier."""
     lines = run._boundaries()
     short = run.TIMES < 1
     np.testing.assert_allclose(lines[-1, short], lines[0, short], rtol=0.1)

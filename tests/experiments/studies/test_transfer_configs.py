@@ -1,4 +1,4 @@
-"""What the studies of transfer in deep linear networks refuse."""
+"""Values that the studies of transfer in deep linear networks reject."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_former_fields_and_words_work_for_one_release():
 
 
 def test_no_former_field_outlives_its_release():
-    """What is refused here goes: its line in the code, and this test passes again."""
+    """If this test fails, remove the former name from the code."""
     registry.load("transfer_phase")
     of = "experiments.studies.transfer_phase.config.Config"
     assert {f"{of}(gammas=)", f"{of}(modes='fine_tune')"} <= UNTIL.keys()

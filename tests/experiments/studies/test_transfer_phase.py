@@ -1,4 +1,4 @@
-"""Figures of the phase diagrams of transfer, and the gradient flows beside them."""
+"""Figures of the phase diagrams of transfer, with the gradient flows."""
 
 import re
 from math import pi
@@ -58,7 +58,8 @@ def test_the_line_of_fine_tuning_ends_on_the_axis(depth):
 
 
 def _map(theta, zero, slope=1.0):
-    """A gain that falls with the angle, [load, angle], and loads on both sides of n = d."""
+    """Returns a gain that decreases with the angle, [load, angle], and loads on both sides
+    of n = d."""
     load = np.linspace(0.1, 1.9, 10)
     return load, slope * (zero - theta)[None] * np.ones((load.size, 1))
 
@@ -81,7 +82,7 @@ def test_the_measured_line_is_where_measurements_change_sign(zero, angles):
     np.testing.assert_allclose(
         [_vertices(band)[:, 1].min(), _vertices(band)[:, 1].max()], [zero - 0.05, zero + 0.05]
     )
-    # Next to n = d there is no mean, and no line.
+    # Near n = d the mean does not exist, so no line is drawn.
     assert np.abs(_vertices(line)[:, 0] - 1).min() >= 0.1
 
 
@@ -98,7 +99,8 @@ def test_no_line_is_drawn_along_zeros_that_are_exact():
 
 
 def _dataset(mode, angles=12, top=pi, shift=0.0):
-    """One level of noise, of any number of angles up to `top`; what is measured is shifted."""
+    """Makes data with one level of noise and any number of angles up to `top`; measurements
+    are shifted."""
     theta = np.linspace(0, top, angles)
     load, mean = _map(theta, 0.9)
     dims, curve = ("load", "theta"), np.linspace(0.1, 1.9, 30)
@@ -166,7 +168,7 @@ def test_colours_follow_the_data_and_their_bar_shows_what_lies_beyond():
     assert transfer_plots._reach(large) == pytest.approx(50 * transfer_plots._reach(small))
     assert transfer_plots._reach(np.zeros((2, 2)), np.full((2, 2), np.nan)) == 1
     assert transfer_plots._reach(np.array([[1.0, np.nan]])) == 1
-    # A peak of gains leaves the losses to be seen.
+    # Losses remain visible next to a peak of gains.
     peak = np.concatenate([np.linspace(-1, 1, 90), np.full(10, 300.0)])
     assert 0.9 < transfer_plots._reach(peak) < 1.1
 
@@ -258,7 +260,7 @@ def test_the_printed_formula_stands_next_to_the_corrected_one_in_one_scale():
 
 @pytest.mark.slow
 def test_figures_of_a_run_have_both_lines():
-    """Of the tiny run: the measured line is not theory's."""
+    """In the tiny run, the measured line differs from that of theory."""
     figure = plots.plot(tiny_run("transfer_phase").dataset)["linear_transfer"]
     assert any(line.get_linestyle() == "--" for line in figure.axes[1].lines)
     assert len(figure.axes[1].collections) == 3  # map, band, line

@@ -1,5 +1,6 @@
-"""`transfer_phase --train`: descent against the gradient flow that it discretises, networks of
-width one against wide ones, and what the study says of them."""
+"""`transfer_phase --train`: descent compared with the gradient flow that it discretises, networks
+of width one with wide ones, and the study's findings on them.
+"""
 
 import functools
 from functools import partial, reduce
@@ -71,7 +72,7 @@ def test_points_of_one_loop_stop_each_by_itself():
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 3])
 def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth):
-    """For as long as rounding lets them: exactly, at any rate."""
+    """Equality is exact at any rate, until rounding errors grow."""
     s = _sample()
     narrow = networks.narrow_weights(2 * s.beta_s, depth)
     np.testing.assert_allclose(networks.predictor(narrow), 2 * s.beta_s, atol=1e-15)
@@ -89,8 +90,9 @@ def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, *slow(3)])
 def test_descent_leaves_its_flow_by_terms_of_first_order_in_the_rate(depth):
-    """Half the rate, half the gap; extrapolated to rate 0, what is left is of second order, and of
-    the error of the Runge-Kutta scheme, STEP^5 / 120 a step."""
+    """Half the rate gives half the gap; extrapolated to rate 0, the remainder is of second order,
+    plus the error of the Runge-Kutta scheme, STEP^5 / 120 per step.
+    """
     s, time = _sample(), 3.0
     narrow = networks.narrow_weights(s.beta_s, depth)
     flow = dl.fine_tuning_flow(s.x, s.y, s.beta_s, [time], depth)[0]
@@ -174,7 +176,7 @@ def test_condensed_data_have_the_losses_of_the_first_samples(n):
         np.testing.assert_allclose(condensed, loss, rtol=1e-12)
 
 
-# --- what is found ------------------------------------------------------------------------------
+# --- findings -----------------------------------------------------------------------------------
 
 
 def _made(off, flow_off, spread=0.2):
@@ -312,7 +314,9 @@ def _plainly(weights, x, y, rate, steps, until, frozen=False):
 
 
 def _errors(config):
-    """How far the risks of one cell are from the plain loop's, from scratch and after transfer."""
+    """Computes the differences of the risks of one cell from those of the plain loop, from scratch
+    and after transfer.
+    """
     dataset = trained.trained(config, store.direct)
     nets, n = config.networks, config.trained_counts()
     d, budget = nets.d, (nets.rate, nets.steps, nets.loss)
@@ -352,7 +356,7 @@ def test_networks_are_those_of_the_plain_loop(alpha):
 
 @pytest.mark.soak
 def test_networks_in_other_directions_are_not(monkeypatch):
-    """The comparison sees a subspace in which weights do not move."""
+    """The comparison detects a subspace in which weights do not move."""
 
     def elsewhere(weights, problem):
         spanning = jnp.stack([weights[1], jnp.ones_like(weights[1])], -1)
@@ -366,7 +370,7 @@ def test_networks_in_other_directions_are_not(monkeypatch):
 
 @functools.cache
 def _sizes(**changes):
-    """Of the parts, in the mean over all points, at a fixed time."""
+    """Computes the sizes of the parts, averaged over all points, at a fixed time."""
     nets = {"rate": 0.01, "steps": 2000, "loss": 0.0, "alpha": 1e-4, **changes}
     parts = compared.parts(compared.gains(_trained(networks=nets)))
     return {name: float(abs(part).mean()) for name, part in parts.items()}
@@ -389,7 +393,7 @@ def test_half_of_what_a_part_is_due_to_halves_it(part, change):
 
 @pytest.mark.soak
 def test_estimators_and_flows_are_those_of_the_data_themselves():
-    """Kinds of one network, from the rows before they are condensed."""
+    """Computes the kinds of one network from its unreduced rows."""
     config = varied(TINY, networks={"draws": 2})
     dataset = _trained(networks={"draws": 2})
     key = jax.random.split(jax.random.fold_in(jax.random.key(config.seed), 1), 2)[0]

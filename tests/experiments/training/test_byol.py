@@ -1,4 +1,4 @@
-"""BYOL: its loss and target against NumPy, and what gradients reach."""
+"""BYOL: its loss and target compared with NumPy, and the parameters that gradients reach."""
 
 from functools import partial
 

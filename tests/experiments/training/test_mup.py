@@ -83,8 +83,9 @@ def test_scales_are_those_of_the_table():
 
 
 def _moved(width, tied, by_mup):
-    """How much a few steps of Adam change logits and hidden units, for each seed: root mean
-    squares, `(2, seed)`."""
+    """Computes how much a few steps of Adam change logits and hidden units, for each seed: root
+    mean squares, `(2, seed)`.
+    """
     config = _config(width, tied)
     scales = _scales(width, tied) if by_mup else ()
     if by_mup and tied:
@@ -118,7 +119,7 @@ def _moved(width, tied, by_mup):
 
 
 def _growth(tied, by_mup):
-    """By how many powers of the width the changes grow: means and standard errors over seeds."""
+    """Computes the exponent of the width in the changes: means and standard errors over seeds."""
     small, large = (np.log(_moved(width, tied, by_mup)) for width in WIDTHS)
     power = (large - small) / math.log(WIDTHS[1] / WIDTHS[0])
     return power.mean(1), power.std(1, ddof=1) / math.sqrt(SEEDS)
@@ -144,7 +145,7 @@ def test_in_the_standard_parametrisation_it_grows():
 
 @pytest.mark.slow
 def test_a_study_draws_and_trains_by_it():
-    """Of a network twice as wide as the base: its logits, initial parameters and rates."""
+    """Logits, initial parameters and rates of a network twice as wide as the base."""
     model = {"context": 24, "width": 16, "layers": 1, "heads": 2, "hidden": 32}
     plain = varied(TINY, model=model)
     config = varied(plain, model={"mup": 8})

@@ -1,4 +1,4 @@
-"""The trainer: its laws, and that a training which died goes on as if it had not."""
+"""The trainer: its laws, and exact continuation of a killed training."""
 
 import dataclasses
 import functools
@@ -339,7 +339,7 @@ stepped = functools.cache(functools.partial(make_step, bfloat_noisy))
 
 
 def learn(directory=None, steps=STEPS, batch=batch, training=TRAINING, state=None, **how):
-    """A training with all there is to a state."""
+    """Runs a training that uses all parts of the state."""
     state = state or init(training, parameters(), jax.random.key(1), {"mean": jnp.zeros(INPUTS)})
     options = {"save_every": 3, "log_every": 1, "evaluate_every": 4, "say": None, **how}
     options.setdefault("evaluate", lambda state: {"norm": norm(state.params)})
@@ -403,7 +403,7 @@ def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == whole.rows
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["12", "9"]
-    same(learn(tmp_path), whole)  # once more: nothing is left to do
+    same(learn(tmp_path), whole)  # a second time, nothing is left to do
 
 
 @pytest.mark.slow
@@ -416,7 +416,7 @@ def test_a_later_state_begins_a_folder_of_its_own(tmp_path, whole):
     assert found.rows == [row for row in whole.rows if row["step"] >= 4]
 
 
-# where processes that are started here find this file, and what it imports
+# lets processes that are started here import this file and its dependencies
 FOLDERS = ":".join(map(os.path.dirname, (__file__, many_devices.__file__)))
 
 KILLED = """
@@ -451,7 +451,7 @@ def test_a_killed_process_is_resumed_to_the_same_end(tmp_path, whole):
 
 @pytest.fixture
 def interruptible():
-    """Where the tests run in the background, a shell has interrupts ignored."""
+    """If the tests run in the background, the shell ignores interrupts."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -541,7 +541,7 @@ def test_only_the_latest_are_kept_and_leftovers_go(tmp_path):
 
 @pytest.mark.slow
 def test_what_is_saved_is_the_state_of_then(tmp_path):
-    """The next step's buffers are those of the state being written."""
+    """The next step reuses the buffers of the state that is being written."""
     bump = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     state = init(Training(optimizer()), {"w": jnp.zeros((512, 512))}, jax.random.key(0))
     with Checkpoints(tmp_path, TRAINING) as kept:

@@ -1,4 +1,4 @@
-"""Alignment: hidden symmetries recovered, distances that only fall, statistics restored."""
+"""Alignment: recovery of hidden symmetries, decreasing distances, restored statistics."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -228,7 +228,7 @@ def hide(net, families=None, seed=0):
 
 
 def change(params, s, maps):
-    """An exact change of basis, as one program."""
+    """Computes an exact change of basis, as one program."""
     assert not exactness(s, maps).lost
     return jitted_change(params, s, maps)
 
@@ -237,7 +237,7 @@ jitted_change = jax.jit(change_basis, static_argnums=1)
 
 
 def undone(found, hidden):
-    """Of each unit, which one is in its place after both permutations."""
+    """Returns, for each unit, the unit in its position after both permutations."""
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
@@ -336,7 +336,7 @@ def hide_blocks(net, within, families, seed=0):
 
 
 def change_blocks(params, s, maps, within):
-    """As one program."""
+    """Changes the basis of blocks, as one program."""
     return jax.jit(lambda p, maps: align.change_blocks(p, s, maps, within))(params, maps)
 
 
@@ -388,7 +388,7 @@ def test_recovers_what_differs_from_head_to_head(case):
 
 
 def another(net, seed=11):
-    """A network of the same shapes that has nothing to do with it."""
+    """An unrelated network with the same shapes."""
     random = np.random.default_rng(seed)
     return jax.tree.map(lambda x: random.normal(size=x.shape).astype(x.dtype), net.params)
 
@@ -418,14 +418,14 @@ def test_the_distance_only_falls_and_is_the_distance(name, family):
         direct = sum(np.sum((net.params[p] - np.asarray(moved[p])) ** 2) for p in touched)
         # two float32 sums of a few thousand squares, and maps composed from a few
         assert found.distance[-1] == pytest.approx(direct, rel=1e-4)
-    # nothing is left to gain from where it stopped
+    # no further improvement is possible from where it stopped
     again = align.match_weights(net.params, other, net.spec, init=visited.maps, **options)
     assert len(again.distance) == 1
 
 
 @pytest.mark.slow
 def test_the_scale_of_the_networks_changes_no_map():
-    """Powers of two change no digit, also where products are beyond float32."""
+    """Powers of two change no digit, even if products exceed float32."""
     net = NETS["relu"]
     found = {}
     for k in (0, -70, 80):
@@ -456,7 +456,7 @@ def test_normalized_costs_do_not_depend_on_the_scale_of_a_tensor():
     noise = another(net)["b1"]
 
     def right(scale, normalize):
-        """Units found, beside a tensor that says nothing about them."""
+        """Units are found despite a tensor without information about them."""
         a, b = net.params | {"b1": scale * noise}, moved | {"b1": scale * noise[::-1]}
         maps = align.weight_matching(a, b, net.spec, normalize=normalize)
         return int(np.sum(undone(maps["h1"], hidden["h1"]) == np.arange(16)))
@@ -533,7 +533,9 @@ def test_a_recurrent_network_is_aligned():
 
 @pytest.mark.parametrize("family", [P, S])
 def test_a_step_of_a_recurrent_space_brings_networks_nearer(family):
-    """No order or sign of 4 units is nearer than the best of 24 or 384, and no step goes away."""
+    """No order or sign of 4 units is closer than the best of 24 or 384, and no step increases the
+    distance.
+    """
     random = np.random.default_rng(0)
     _, s = recurrent()
     a, b = (
@@ -669,7 +671,7 @@ def test_auction_under_transformations():
     a = np.random.default_rng(0).normal(size=(3, 7, 7)).astype(np.float32)
     together = jax.jit(jax.vmap(align.auction))(a)
     chex.assert_trees_all_equal(together, np.stack([align.hungarian(x) for x in a]))
-    cut = align.auction(a[0], max_rounds=1)  # a permutation even when stopped at once
+    cut = align.auction(a[0], max_rounds=1)  # a permutation even after one round
     assert sorted(np.asarray(cut)) == list(range(7))
     loose = align.auction(a[0], gap=1.0, bidders=1)
     assert sorted(np.asarray(loose)) == list(range(7))
@@ -735,9 +737,9 @@ def test_activations_beyond_permutations():
             {space: x[:, :n]}, {space: y}, net.spec, family={space: family}
         ).values()
         found = y @ np.asarray(m.dense().write).T
-        # an SVD in float64 of float32 moments of condition up to 1e4
+        # a float64 SVD of float32 moments with condition numbers up to 1e4
         np.testing.assert_allclose(found, x[:, :n], atol=1e-3 * np.abs(x).max())
-    # the scale of a unit is nothing to its correlation, and all to the covariance
+    # the scale of a unit does not change its correlation, but it does change the covariance
     scaled = x * np.where(np.arange(16) == 3, 100, 1).astype(np.float32)
     spec_ = NETS["relu"].spec
     (m,) = align.activation_matching({"h0": x}, {"h0": scaled}, spec_).values()
@@ -841,7 +843,7 @@ def test_repair_undoes_the_collapse_of_variances():
         # float32 means over 120 samples, through a few layers
         np.testing.assert_allclose(after[name].mean(0), mean, atol=1e-4)
         np.testing.assert_allclose(after[name].std(0), std, rtol=1e-3, atol=1e-5)
-    assert before["h3"].std(0).mean() < 0.7 * std.mean()  # what there was to undo
+    assert before["h3"].std(0).mean() < 0.7 * std.mean()  # the change that had to be undone
     same = align.repair(a, [a, a], *args[1:])
     chex.assert_trees_all_close(same, a, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="'resid' needs exactly one bias"):
@@ -945,7 +947,7 @@ def test_matching_lowers_the_barrier_between_trained_networks(digits):
     gains = []
     for a, b in zip(models[::2], models[1::2], strict=True):
         new = change(b, s, align.weight_matching(a, b, s))
-        assert barrier(a, b) > 0.1  # there is something to lower
+        assert barrier(a, b) > 0.1  # there is a barrier to lower
         gains.append(barrier(a, b) - barrier(a, new))
     # null: no difference on average over independent pairs
     z = np.mean(gains) / (np.std(gains, ddof=1) / PAIRS**0.5)

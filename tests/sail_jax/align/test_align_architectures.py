@@ -1,4 +1,4 @@
-"""Whole networks of every known architecture: what is hidden in one is found again.
+"""Whole networks of every known architecture: hidden transformations are recovered.
 
 The models are those of `test_architectures`: a configuration, tensors by name, a forward pass.
 """
@@ -29,7 +29,7 @@ SLOW_HEADS += ["RobertaForSequenceClassification", "CLIPModel", "ViTForMaskedIma
 
 
 def silent(s):
-    """Leaves that read and write one space, such as BERT's head: they have no say."""
+    """Leaves that read and write the same space, such as BERT's head, which have no influence."""
     new, _ = unfused(s)
     return {
         path: 0.0
@@ -46,7 +46,7 @@ def draw(random, n, rotate) -> SpaceMap:
 
 
 def hide(m, within, rotated=(), seed=0):
-    """Every inner space transformed, those within blocks differently in each."""
+    """Transforms every inner space, and those within blocks differently in each block."""
     random, maps = np.random.default_rng(seed), {}
     for space in inner(m):
         count = m.spec.space(within[space.name]).size if space.name in within else 0
@@ -56,12 +56,12 @@ def hide(m, within, rotated=(), seed=0):
 
 
 def change_blocks(params, s, maps, within):
-    """As one program."""
+    """Changes the basis of blocks, as one program."""
     return jax.jit(lambda p, maps: align.change_blocks(p, s, maps, within))(params, maps)
 
 
 def undone(found, hidden):
-    """Of each unit, which one is in its place after both permutations."""
+    """Returns, for each unit, the unit in its position after both permutations."""
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
@@ -74,7 +74,8 @@ def undone(found, hidden):
     ],
 )
 def test_hidden_permutations_are_recovered(name):
-    """Of hidden units, channels, heads, kv groups, units of each head by itself, the stream."""
+    """Permutations of hidden units, channels, heads, kv groups, units within each head, and
+    the stream."""
     m = model(name)
     within = nested(m.spec)
     hidden, moved = hide(m, within)
@@ -134,7 +135,7 @@ ROTATED = {
 
 @pytest.mark.parametrize("name", [*slow("gpt2"), *soak(*(n for n in ROTATED if n != "gpt2"))])
 def test_hidden_rotations_are_recovered(name):
-    """Head by head, where what a head computes commutes with them."""
+    """Head by head, if the computation of a head commutes with rotations."""
     m, rotated = model(name), ROTATED[name]
     within = nested(m.spec)
     _, moved = hide(m, within, rotated)
@@ -155,7 +156,7 @@ def test_rotary_units_are_told_apart():
 
 @pytest.mark.slow
 def test_scales_of_queries_and_keys():
-    """Any invertible map of a head's queries, undone in its keys: the logits stay."""
+    """An invertible map of a head's queries, with its inverse in the keys, preserves logits."""
     m = model("gpt2")
     A = np.eye(4) + 0.2 * np.random.default_rng(0).normal(size=(4, 4))
     hidden = {"qk.0": SpaceMap(jnp.asarray(A), jnp.asarray(np.linalg.inv(A)), Family.INVERTIBLE)}

@@ -1,4 +1,4 @@
-"""Experts of a mixture in another order, whose hidden units are in another order, too."""
+"""Experts of a mixture in a different order, with hidden units in a different order as well."""
 
 import json
 
@@ -53,7 +53,7 @@ def shuffled(params, config, seed):
 @pytest.mark.parametrize("config", [CONFIG, QWEN], ids=["mixtral", "qwen3_moe"])
 @pytest.mark.parametrize("alike", [False, True])
 def test_planted_order_is_found(config, alike):
-    """Also of experts that are alike, which the router alone tells apart."""
+    """This includes equal experts, which only the router distinguishes."""
     params, config = mixture(config, alike)
     moved, orders = shuffled(params, config, 1)
     tokens = np.array([3, 5, 0, 7])
@@ -111,7 +111,7 @@ def test_layer_whose_experts_differ_in_shape_or_have_no_router_is_left():
 
 
 def fused(params, config):
-    """A mixture with one tensor for all experts of a layer, as transformers 5 lays them."""
+    """A mixture with one tensor for all experts of a layer, as in transformers 5."""
     mixtral = config["model_type"] == "mixtral"
     names = "w1 w3 w2" if mixtral else "gate_proj up_proj down_proj"
     out = {name: x for name, x in params.items() if "moe" not in name and "mlp" not in name}
@@ -130,7 +130,7 @@ def fused(params, config):
 
 @pytest.mark.parametrize("source", [CONFIG, QWEN], ids=["mixtral", "qwen3_moe"])
 def test_planted_order_of_stacked_experts_is_found(source):
-    """Also where the routers differ, so that the weights of experts alone show the order."""
+    """Also if the routers differ, so that only the weights of experts determine the order."""
     params, config = mixture(source)
     moved, orders = shuffled(params, config, 1)
     params, moved = fused(params, config), fused(moved, config)

@@ -56,7 +56,7 @@ class Rows:
 
 
 def networks(dtype=np.float32):
-    """Tokens, a hidden layer and an output; the second is a hidden copy under noise."""
+    """Makes two networks with one hidden layer; the second is a permuted copy with noise."""
     rng = np.random.default_rng(0)
     a = {"embed": (23, 6), "in": (6, 5), "out": (5, 6), "head": (29, 6)}
     a = {k: rng.normal(size=shape).astype(dtype) for k, shape in a.items()}
@@ -231,7 +231,7 @@ def test_a_small_leaf_of_zeros_counts_nothing():
 
 
 class Stored:
-    """A tensor that counts the entries that are read of it."""
+    """A tensor that counts how many of its entries are read."""
 
     name, source = "x", "memory"
 

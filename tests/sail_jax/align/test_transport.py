@@ -123,7 +123,7 @@ def test_a_hidden_copy_of_other_width_and_depth_is_found(hidden):
     for name, want in b.items():
         np.testing.assert_allclose(got[name], want, atol=1e-6)
 
-    # And back: the mean of copies, whose readers are added up.
+    # And back: copies are averaged, and their readers are summed.
     back = align.barycentric(align.transport_units(of_b[0], of_a[0], entropy=0.001)[0])
     params, s = axes(b)
     small = change_basis(params, s, {"h": back})

@@ -1,4 +1,4 @@
-"""The code of the page on adding an architecture runs: what it adds is recognised and grown."""
+"""The code of the page on adding an architecture runs: the architecture is recognised and grown."""
 
 import re
 from pathlib import Path

@@ -65,7 +65,7 @@ def test_forward_agrees_with_transformers(name):
     ),
 )
 def test_heads_agree_with_transformers(name):
-    """All outputs of each class by name, or of a base model its states."""
+    """Returns all outputs of a class by name, or the states of a base model."""
     golden, m = HEADS[name]["outputs"], model(name)
     found = run(name, m.spec, m.params)
     assert {k: list(x.shape) for k, x in found.items()} == {
@@ -74,14 +74,14 @@ def test_heads_agree_with_transformers(name):
     for key, entry in golden.items():
         x = np.asarray(found[key])
         assert len(entry["values"]) == len(x.ravel()[:: entry["step"]])
-        # As above; outputs were written to seven decimals.
+        # As above; outputs have seven decimals.
         tolerance = 64 * EPS * np.abs(x).max()
         np.testing.assert_allclose(x.ravel()[:: entry["step"]], entry["values"], 0, tolerance)
 
 
 @pytest.mark.parametrize("name", chosen([*NAMES, *HEADS], "gpt2"))
 def test_every_space_can_be_permuted(name):
-    """All at once: one program, which any of them would spoil."""
+    """All are tested in one program, which any of them would make fail."""
     m = model(name)
     s = m.spec
     assert inner(m)
@@ -212,7 +212,7 @@ def test_rotation_of_linear_spaces(name, space):
 
 @pytest.mark.slow
 def test_a_dot_product_keeps_its_size():
-    """What is divided by the root of its number cannot be duplicated, unlike T5's."""
+    """Keys divided by the square root of their number cannot be duplicated, unlike those of T5."""
     m = model("gpt2")
     maps = {f"qk.{i}": growth.widen(4, 8) for i in range(2)}
     assert "(dot) commutes with invertible" in exactness(m.spec, maps).spaces[0].lost
@@ -237,7 +237,7 @@ def test_resized_configurations():
     new = m.rules.resized(config, m.spec.resized(maps))
     changed = {k: v for k, v in new.items() if v != config.get(k)}
     assert changed == {"hidden_size": 16, "intermediate_size": 20, "num_attention_heads": 6}
-    # and the new configuration describes the new tensors
+    # the new configuration also describes the new tensors
     grown = re_expressed(m.params, m.spec, maps)
     assert architectures.of(new).rules(new).spec(grown) == m.spec.resized(maps)
     del maps["hidden.1"]
@@ -310,7 +310,7 @@ def test_bad_checkpoints():
     ("name", "prefix"), [("gpt2", "transformer."), ("bert", "bert."), ("roberta", "roberta.")]
 )
 def test_base_models_hand_out_their_stream(name, prefix):
-    """Saved without the prefix; their output is the stream, so it cannot be re-expressed."""
+    """Names have no prefix; the output is the stream, so it cannot be re-expressed."""
     m, config = model(name), GOLDEN[name]["config"]
     base = {k.removeprefix(prefix): v for k, v in m.params.items() if k.startswith(prefix)}
     config = config | {"architectures": [f"{name.upper()}Model"]}
@@ -339,7 +339,7 @@ def test_pooled_states_are_an_end_unless_read():
 
 
 def states(name, head):
-    """What the body of a class computes: of the class without a head, with the same tensors."""
+    """Computes the states of the class without a head, with the same tensors."""
     m, config = model(name), HEADS[name]["config"]
     base = {k: v for k, v in m.params.items() if not k.startswith(head)}
     config = config | {"architectures": ["Model"]}
@@ -357,8 +357,8 @@ def layer(name, head, x):
     return x @ p[f"{head}.weight"].T.astype(float) + p.get(f"{head}.bias", 0)
 
 
-# Where the texts end, of TOKENS: 6 is padding for the decoders, 16 ends a text for T5. The last
-# place is 7.
+# The ends of the texts in TOKENS: 6 is padding for the decoders, and 16 ends a text for T5. The
+# last position is 7.
 ENDS = [7, 6], [7, 3]
 
 BY_HAND = {
@@ -451,7 +451,7 @@ def shapes(**kwargs):
 
 
 def test_a_draft_of_a_transformer():
-    """Of the tensors of Llama, without being told what they are, but for the heads."""
+    """A draft from the tensors of Llama, without further information except for the heads."""
     m = model("llama")
     d = draft(m.params, heads=4)
     assert not d.questions
@@ -482,7 +482,7 @@ def test_a_draft_of_a_transformer():
     diagonal([None, 2], ["gpt2", "bert", "roberta", "vit", "clip", "t5", "qwen3", "flax gpt"]),
 )
 def test_whatever_a_draft_calls_exact_is(heads, name):
-    """Sound before any answer: spaces in doubt are not said to be exact."""
+    """The draft is sound without any answers: uncertain spaces are not reported as exact."""
     m = model(name)
     if heads and name == "qwen3":
         heads = 4
@@ -491,7 +491,7 @@ def test_whatever_a_draft_calls_exact_is(heads, name):
     s = d.rules.spec(m.params)
     each = {x.name: rolled(x.size) for x in s.spaces if x.size > 1}
     maps = {k: v for k, v in each.items() if not exactness(s, {k: v}).lost}
-    assert bool(maps) == (name not in ("vit", "t5"))  # of these every space is in doubt
+    assert bool(maps) == (name not in ("vit", "t5"))  # for these, every space is uncertain
     new = re_expressed(m.params, s, maps)
     seen = certify(name, m.params, m.spec, new, m.spec)
     assert seen.preserved, (list(maps), seen)
@@ -546,12 +546,12 @@ def test_a_draft_reads_the_configuration():
     }
     assert d.rules.layers == {"num_hidden_layers": "model.layers.{i}."}
     assert d.rules.resized(said, d.rules.spec(m.params)) == said
-    # two entries of one value: asked, not guessed; nor is what no entry may count
+    # two entries with the same value are not guessed, nor are sizes without an entry
     more = said | {"max_position_embeddings": said["hidden_size"], "num_hidden_layers": 3}
     asked = draft(m.params, config=more)
     assert {q.path for q in asked.questions} == {"settings", "layers"}
     assert "hidden_size" not in dict(asked.rules.settings)
-    # heads that do not divide are no heads
+    # a number of heads must divide the width
     odd = draft(m.params, config=said | {"num_attention_heads": 3})
     assert any("how many heads?" in q.text for q in odd.questions)
 
@@ -566,7 +566,7 @@ def test_a_draft_of_an_mlp():
     assert not d.questions
     assert dict(d.rules.axes)["fc2/weight"] == "units5 units8*"
     assert d.rules.spaces == {"units2": "outer", "units3": "outer"}
-    # the same, with nothing but biases to tell in from out
+    # the same, where only the biases distinguish inputs from outputs
     d = draft(shapes(a__w=(3, 8), a__b=(8,), b__w=(8, 2), b__b=(2,)))
     assert not d.questions
     assert dict(d.rules.axes) == {
@@ -605,7 +605,7 @@ def test_drafts_ask(params, text):
 
 
 def test_a_fused_axis_is_its_blocks():
-    """GPT-2's fused projection moves as the three apart would."""
+    """GPT-2's fused projection is transformed like three separate ones."""
     m = model("gpt2")
     s, maps = m.spec, {}
     maps["head.0"] = growth.widen(2, 3, key=jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Tables in files: what may stand in one, and what each of them has to be like."""
+"""Tables in files: the allowed content, and the requirements on each."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ def test_many_architectures_have_a_table():
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_file_is_sound(name):
-    """Its texts can be read, and nothing is spoken of that its axes do not have."""
+    """Its texts can be parsed, and do not refer to anything that is missing in its axes."""
     table = read(name)
     assert written(table) == FILES.joinpath(f"{name}.json").read_text("utf-8")
     texts = [*table.axes.values(), *table.tied.values()]

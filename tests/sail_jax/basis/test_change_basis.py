@@ -45,7 +45,7 @@ X = np.random.default_rng(5).normal(size=(5, 3)).astype(np.float32)
 
 
 def mlp(f, word):
-    """Two hidden layers, listed: each has a space of its own."""
+    """Two hidden layers in a list, each with a separate space."""
     w = normal((3, N), (N,), (N, N), (N,), (N, 2))
     params = {
         "layers": [{"kernel": w[0], "bias": w[1]}, {"kernel": w[2], "bias": w[3]}],
@@ -161,7 +161,7 @@ def stacked():
 
 
 def recurrent():
-    """One space on both axes of one leaf."""
+    """The same space on both axes of a leaf."""
     w = normal((3, N), (N, N), (N, 2))
     params = dict(zip(("in", "cell", "out"), w, strict=True))
 
@@ -175,7 +175,7 @@ def recurrent():
 
 
 def tied():
-    """One table embeds tokens and reads them out."""
+    """One table is used for embeddings and for the output."""
     w = normal((6, N), (N, N), (N, N))
     params = dict(zip(("table", "in", "out"), w, strict=True))
 
@@ -223,12 +223,12 @@ MAPS = {
 
 
 def inner(net):
-    """The spaces of size N on which maps are tried: not outer, not the stack."""
+    """Returns the spaces of size N on which maps are tried, without "outer" and the stack."""
     words = ("outer", "stack")
     return [s.name for s in net.spec.spaces if s.nonlinearity not in words]
 
 
-# the same space of the same network again
+# the same space of the same network
 ALIKE = {("tanh", "hidden0"), ("gelu", "hidden1"), ("sigmoid", "hidden1")}
 ALIKE |= {("deep linear", "hidden1"), ("rmsnorm, folded", "hidden"), ("layernorm", "hidden")}
 CASES = [
@@ -238,7 +238,7 @@ CASES = [
     for m in MAPS
     if (name, space) not in ALIKE
 ]
-# the same laws of more of the same kind
+# the same properties for more cases of the same kind
 SLOW = {"attention", "sigmoid", "deep linear", "rmsnorm, folded", "recurrent"}
 
 
@@ -246,7 +246,7 @@ nets = pytest.mark.parametrize("name", [slow_unless(name not in SLOW, name) for 
 
 
 def cases(of):
-    """A diagonal of networks and makers, for each space of a network."""
+    """Yields a diagonal of networks and makers, for each space of a network."""
     names, makers = [name for name in NETS if name not in SLOW], [*MAPS]
     return pytest.mark.parametrize(
         ("name", "space", "maker"),
@@ -272,7 +272,7 @@ def test_exact_is_preserved_and_inexact_is_not(name, space, maker):
         assert report.spaces[0].lost
 
 
-# What the table above must have found, as (space, map) that are exact; a check on `exactness`.
+# The exact pairs (space, map) that the table above must find; a check of `exactness`.
 EVERY = {"permute", "widen even", "widen uneven", "pad", "flip", "rescale", "rotate", "general"}
 SELECTIONS = {"permute", "widen even", "widen uneven", "pad"}
 EXACT = {
@@ -627,7 +627,7 @@ def test_low_precision_certificates():
     for maker, preserved in {"widen uneven": True, "rescale": True, "rotate": False}.items():
         new = change_basis(low, net.spec, {"hidden0": MAPS[maker]})
         assert certificate(net.apply, low, new, x).preserved == preserved
-    # bfloat16 inside a float32 function: its rounding has to be named
+    # bfloat16 inside a float32 function: its rounding must be reported
 
     def inside(params, x):
         low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (params, x))
@@ -663,7 +663,7 @@ def test_integers_and_scalars_pass():
         change_basis(whole, s, {"y": growth.permute([2, 1, 0])})
 
 
-# What is refused, and reports.
+# Errors and reports.
 
 
 @pytest.mark.parametrize(

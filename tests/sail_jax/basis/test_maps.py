@@ -132,7 +132,7 @@ def test_composition(second, first):
     chex.assert_trees_all_close(write, write_b @ write_a, atol=1e-5)
     chex.assert_trees_all_close(read, read_a @ read_b, atol=1e-5)
     assert (c.index is None) == (a.index is None or b.index is None)
-    # the join: both families lie within that of the composition, whose claim is true
+    # the join: the composition's family contains both, and its claim is true
     assert c.family in a.family
     assert c.family in b.family
     assert c.family in classify(c)
@@ -186,7 +186,7 @@ def test_nonlinearities_commute_with_their_family_only(name, nonlinearity):
     commutes = NONLINEARITIES[nonlinearity] in m.family
     changes = []
     for f in FUNCTIONS[nonlinearity]:
-        # what a reader sees: units that nothing reads are free
+        # as seen by a reader; units without readers are free
         change = read @ (np.asarray(f(write @ z)) - write @ np.asarray(f(z)))
         changes.append(np.abs(change).max())
     if commutes:

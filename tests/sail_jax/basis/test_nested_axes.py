@@ -100,7 +100,7 @@ def test_blocks_within_a_product_are_taken_apart_and_joined():
     same = by_block(jnp.asarray(x), s.axes("w"), s, lambda y, of: seen.append(y.tolist()) or y)
     assert seen == [y.tolist() for y in apart.values()]
     assert same.tolist() == x.tolist()
-    # Both axes of one array, and along one a block of which nothing is left over.
+    # Both axes of one array, with a block along one of them that covers the whole axis.
     twice = {"w": np.arange(36).reshape(6, 6)}
     s = Spec((Leaf("w", parse_axes("(h (q + v))* (h (q + v))")),), s.spaces)
     assert unfuse(twice, s)[0]["w[1,0]"].tolist() == [[6, 9], [12, 15], [24, 27], [30, 33]]
@@ -136,7 +136,7 @@ def test_a_nested_axis_says_its_sizes():
 
 @pytest.mark.slow
 def test_every_block_that_writes_a_space_is_repaired():
-    """Two layers in one matrix, of which one has the statistics that its endpoint has."""
+    """Two layers are stored in one matrix; one of them has the statistics of its endpoint."""
     rng = np.random.default_rng(0)
     data = [rng.normal(size=(64, 3)).astype(np.float32)]
     good = {"w": rng.normal(size=(3, 6)), "b": rng.normal(size=2), "out": np.ones((2, 1))}

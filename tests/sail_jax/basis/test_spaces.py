@@ -1,4 +1,4 @@
-"""Specs: the grammars, what a spec knows, and every message of its checks."""
+"""Specs: the grammars, the properties of a spec, and every message of its checks."""
 
 import jax
 import jax.numpy as jnp
@@ -145,7 +145,7 @@ def test_group_sizes_given_or_inferred():
     params = {"a": shape(2, 12), "b": shape(12, 3)}
     outer = {"{x,y}": "outer"}
     assert spec(params, rules, spaces=outer, sizes={"head": 3}).space("v").size == 4
-    # an axis elsewhere settles it, whatever the order of the leaves
+    # another axis determines it, in any order of the leaves
     params["c"] = shape(4, 4)
     s = spec(params, rules | {"c": "v* v"}, spaces=outer)
     assert s.space("head").size == 3
@@ -286,7 +286,7 @@ NET_SPACES = {"x": "outer", "y": "outer"}
         ({}, {"in": "x* h", "bias": "_"}, {}, r"'hidden' is read by leaf 'out', but no leaf writ"),
         ({}, {"bias": "diag(g)"}, {}, r"'g' is only multiplied by leaf 'bias'"),
         ({}, {}, {"spaces": {"hidden": "stack"}}, r"'hidden' is a stack, but leaf 'out' reads"),
-        # what is said of spaces
+        # descriptions of spaces
         ({}, {}, {"spaces": {"hiden": "relu"}}, r"spaces\['hiden'\] matches no space.*'hidden'"),
         ({}, {}, {"spaces": {"hidden": "rellu"}}, r"spaces\['hidden'\] is 'rellu'; .* relu,"),
         ({}, {}, {"spaces": {"hidden": ""}}, r"spaces\['hidden'\] is ''; write one of"),

@@ -1,4 +1,4 @@
-"""Methods streamed from tensors read piece by piece, against the same methods in memory."""
+"""Methods streamed from tensors read piece by piece, compared with the same methods in memory."""
 
 import dataclasses
 import functools
@@ -75,11 +75,11 @@ def test_streamed_is_what_memory_gives(name):
         expected = np.asarray(want[leaf]).reshape(-1)
         np.testing.assert_allclose(got[leaf], expected, rtol=0, atol=16 * EPS * 6, err_msg=leaf)
         moved = max(moved, float(np.abs(expected - base[leaf].reshape(-1)).max()))
-    assert moved > 0.003  # there was something to get wrong
+    assert moved > 0.003  # the merge changes the values
 
 
 def reads(merge, shape):
-    """How often the first model is read, and how often it should be, where nothing is kept."""
+    """Returns how often the first model is read, and how often it should be, without caching."""
     models, base = problem({"d": shape}, models_of(merge))
     first, *rest = (Held("d", m["d"]) for m in models)
     one = merge.work("d", shape, base["d"].dtype, [first, *rest], Held("d", base["d"]), None)
@@ -90,7 +90,7 @@ def reads(merge, shape):
 @pytest.mark.slow
 @merge_cases.each_method(slow=("breadcrumbs", "model_stock", "pcb", "opcm"))
 def test_passes_are_counted_before_they_are_made(name):
-    """What --plan says of reading."""
+    """The number of reads that --plan states."""
     shapes = [(40, 50)] if name in WHOLE else [(40, 50), (3, 4, 5), (1100, 1000)]
     for shape in shapes:
         read, said = reads(make(name), shape)
@@ -252,7 +252,7 @@ def test_subnormal_numbers_are_kept(dtype):
 @pytest.mark.slow
 @merge_cases.each_method(quick=("ties",), slow=("slerp", "della", "iso_c"))
 def test_subnormal_numbers_are_kept_by_all(name):
-    """What float64 gives: trimmed, rotated, and where lengths are too small for squares."""
+    """Results equal those of float64: trimmed, rotated, and for norms whose squares underflow."""
     merge, kind = make(name), np.dtype(np.float32)
     models, base = problem({"d": (40, 50), "g": (7,)}, models_of(merge))
     small = lambda tree: {n: (x * np.float32(1e-38)).astype(kind) for n, x in tree.items()}  # noqa: E731
@@ -342,7 +342,7 @@ def test_which_methods_do_not_look_at_their_inputs():
 @merge_cases.each_method(SHOWING, quick=("linear", "slerp"), slow=SHOWING)
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow(np.float16, np.float32)])
 def test_a_bad_input_is_found_from_the_outcome_and_named(name, dtype, monkeypatch):
-    """In any model or the base, in the first piece or the last, whatever the weights."""
+    """In any model or the base, in the first or the last piece, for any weights."""
     merge_cases.in_small_pieces(monkeypatch)
     merge = make(name)
     shapes = {"v": (37,), "w": (3, 20), "b": (2,)}
@@ -456,7 +456,7 @@ def test_what_makes_the_output_is_counted():
 
 @pytest.mark.slow
 def test_what_a_tensor_needed_is_let_go_with_it(monkeypatch):
-    """Masks of tensors that are merged would add up to an eighth of a model in float8."""
+    """Masks of merged tensors would add up to an eighth of a model in float8."""
     models, base = problem({f"w{k}": (600, 1000) for k in range(4)})
     held, alive = [], []
     before = streaming.Unit.resolve
@@ -561,7 +561,7 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
     lent = []
 
     class Pending:
-        """Computed when it is waited for, as late as JAX may."""
+        """Computed only when its result is requested, as late as JAX may."""
 
         def __init__(self, models):
             self.models = models
@@ -590,7 +590,7 @@ def test_memory_is_given_out_again_only_when_its_readers_are_finished(monkeypatc
 
 
 def stressed(monkeypatch, times):
-    """Merges over small pieces by many threads; their bytes beside those of one thread."""
+    """Merges small pieces with many threads; returns their bytes and those of one thread."""
     merge_cases.in_small_pieces(monkeypatch)
     shapes = {f"w{i}": (i % 5 + 1, 7 * (i % 3) + 3) for i in range(6)} | {"long": (100,)}
     models, base = problem(shapes, 3, ml_dtypes.bfloat16)

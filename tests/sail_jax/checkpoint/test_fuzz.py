@@ -1,5 +1,5 @@
-"""Whatever is read, mutated: the right answer or an error of the documented kind, in bounded time
-and memory.
+"""Mutated inputs of all readers give the correct answer or a documented error, in bounded time and
+memory.
 
 `pytest tests/sail_jax/checkpoint/test_fuzz.py -m "" --fuzz N` tries N inputs for each target, `-rP`
 shows what became of them; a failure names its seed, which `-k TARGET --fuzz 1 --fuzz-seed S` tries
@@ -47,7 +47,7 @@ def _same(x, y):
 
 
 def _loaded(path):
-    """What is read of a checkpoint; None if it is refused."""
+    """Returns what is read from a checkpoint; None if it is rejected."""
     try:
         return load_checkpoint(path, allow_pickle=True)
     except CheckpointError as error:
@@ -272,7 +272,7 @@ def _msgpack_trees(folder, monkeypatch):
             wanted = _msgpack(data)
         except Exception:
             return True
-        # Where keys are empty the two join them otherwise.
+        # The two join empty keys differently.
         plain = not any("" in name.split("/") for name in (*got, *wanted))
         same = got.keys() == wanted.keys() and all(_same(got[name], wanted[name]) for name in got)
         if plain and not same:
@@ -730,7 +730,7 @@ COMMAND_LINES = {
 
 
 class StartedError(Exception):
-    """Work began that takes long, and is left out."""
+    """Raised when long work starts, which is skipped."""
 
 
 def _without_work(monkeypatch):

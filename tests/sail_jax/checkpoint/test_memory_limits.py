@@ -1,4 +1,4 @@
-"""`max_memory` is kept: peaks of merges, each in a process of its own, under three limits.
+"""`max_memory` is respected: peaks of merges, each in a separate process, under three limits.
 
 What a process holds at its peak is what the system says, Python and JAX included: VmHWM, since
 `ru_maxrss` of a process begins with what the one that started it held. The limits are the least
@@ -58,7 +58,7 @@ def inputs(folder, shapes):
 
 def check(name, limit, folder):
     command = [sys.executable, "-c", MERGE, name, limit, str(folder)]
-    # kernels are compiled here, not read: it takes memory, too
+    # kernels are compiled here, not read, which also requires memory
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     env["PYTHONPATH"] = str(Path(merge_cases.__file__).parent)
     done = subprocess.run(command, capture_output=True, text=True, env=env)

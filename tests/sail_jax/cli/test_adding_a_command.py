@@ -1,4 +1,5 @@
-"""The command of the page "Add a command", put where the page says: listed, helped and run."""
+"""The command of the page "Add a command" is added as described, listed, shown in the help
+and run."""
 
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "how_to" / "add_a_command.md"
 
 @pytest.fixture
 def scratch(tmp_path, monkeypatch):
-    """A folder with the command alone, which stands for the house."""
+    """A folder that contains only the command, and replaces the package's folder."""
     ((place, code),) = re.findall(
         r"^<!-- file: (\S+) -->\n```python\n(.*?)^```", PAGE.read_text(), re.M | re.S
     )

@@ -58,7 +58,7 @@ class Config:
 
 
 class Fake(SimpleNamespace):
-    """An experiment of two stages; `stop` says what happens in the second."""
+    """An experiment with two stages; `stop` determines what happens in the second."""
 
     name = "fake"
     question = "Is it?"
@@ -158,7 +158,7 @@ def test_help_and_version(call):
         assert (code, err) == (0, "")
         assert f"sail-jax {command}" in out
         if example := commands()[command].example:
-            # What `run` and `bench` print without a name is a list.
+            # `run` and `bench` print a list without a name.
             assert command in ("run", "bench") or out.endswith(f"example:\n  {example}\n")
             assert all(word in out for word in example.split() if word.startswith("--"))
         else:
@@ -366,9 +366,9 @@ AMID = """
 @pytest.mark.parametrize(
     ("module", "number"),
     [
-        ("sail_jax.cli.options", signal.SIGINT),  # in the command's own beginnings
+        ("sail_jax.cli.options", signal.SIGINT),  # during the start of the command
         ("sail_jax.cli.options", signal.SIGTERM),
-        ("numpy._core.multiarray", signal.SIGTERM),  # which says that another import failed
+        ("numpy._core.multiarray", signal.SIGTERM),  # which reports that another import failed
     ],
 )
 def test_a_signal_amid_an_import_ends_the_command_with_one_line(module, number):
@@ -438,7 +438,7 @@ def test_a_signal_ends_a_command_in_time_wherever_it_is():
     for child in children:
         assert child.stdout is not None
         assert child.stdout.readline() == "go\n"
-    time.sleep(1)  # until the last is stuck, too
+    time.sleep(1)  # until the last one is also stuck
     began = time.monotonic()
     for k in range(2):
         for child, (_, numbers) in zip(children, cases, strict=True):
@@ -843,7 +843,7 @@ def test_quickstart_writes_one_self_contained_page(fake, verdicts, call, tmp_pat
     ) in page.tags
     assert "prefers-color-scheme: dark" in text
     images = [attrs for tag, attrs in page.tags if tag == "img"]
-    assert len(images) == 2  # of the ledger there is none
+    assert len(images) == 2  # there is none for the ledger
     for image in images:
         assert image["alt"]
         kind, data = image["src"].split(",")

@@ -409,7 +409,7 @@ def gemma(tmp_path, monkeypatch):
 
 
 def grown_by(folder, capsys, name, *argv):
-    """What the last line of growing a folder says, and growth.json."""
+    """Returns the last line printed when a folder is grown, and growth.json."""
     capsys.readouterr()
     assert cli.main(["grow", name, "out", "--spec", "spec.yaml", "--quiet", *argv]) == 0
     *_, last = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: laws of the layout for every architecture, the command on odd ones."""
+"""Contents of checkpoints: laws of the layout for every architecture, and unusual cases."""
 
 import itertools
 import json

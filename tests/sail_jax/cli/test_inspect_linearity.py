@@ -1,4 +1,4 @@
-"""`inspect --linearity`: what it finds of networks that are linear, by hand, and of every kind."""
+"""`inspect --linearity` on linear networks, by hand, and on networks of every kind."""
 
 import json
 
@@ -20,7 +20,7 @@ CONFIG = {"model_type": "mlp", "widths": [6, 5], "inputs": 4}
 
 
 def mlp(seed, *moved):
-    """An MLP, of which the tensors named differ from seed to seed."""
+    """An MLP in which the given tensors depend on the seed."""
     shapes = {
         "layers.0.kernel": (4, 6), "layers.0.bias": (6,), "layers.1.kernel": (6, 5),
         "layers.1.bias": (5,), "out.kernel": (5, 3), "out.bias": (3,),
@@ -37,7 +37,7 @@ def examples(n=40):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Base, A, B and C, that differ everywhere; and again, that differ in the head."""
+    """Saves base, A, B and C that differ everywhere, and others that differ only in the head."""
     root = tmp_path_factory.mktemp("linearity")
     kinds = {"deep": tuple(mlp(0)), "head": ("out.kernel", "out.bias")}
     return {
@@ -67,7 +67,7 @@ def test_what_is_linear_in_the_head_is_linear(saved):
 
 @pytest.mark.soak
 def test_layers_keep_their_order(tmp_path):
-    """Ten and more: neither the names nor where features are stitched go by the alphabet."""
+    """Ten or more layers: neither the names nor the stitched features are in alphabetical order."""
     widths, rng = [3] * 12, np.random.default_rng(0)
     names = [f"layers.{k}" for k in range(12)] + ["out"]
     sizes = [*zip([4, *widths], [*widths, 3], strict=True)]
@@ -180,7 +180,7 @@ NAMES = [name for name in GOLDEN if architectures.of(GOLDEN[name]["config"]).log
 @pytest.mark.parametrize("name", ["gpt2", *(
     pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "gpt2")])  # fmt: skip
 def test_layers_are_seen_and_replaced(name):
-    """Put in again, a network's own features change nothing; other ones change the outputs."""
+    """A network's own features, inserted again, change nothing; others change the outputs."""
     m, config = model(name), GOLDEN[name]["config"]
     family = architectures.of(config)
     inputs = PAIRS.get(family.name, TOKENS)

@@ -1,4 +1,6 @@
-"""What merging would meet: streamed statistics are those of the trees, and the command says so."""
+"""Comparison of models before a merge: streamed statistics equal those of the trees and are
+printed.
+"""
 
 import itertools
 import json
@@ -118,7 +120,7 @@ def test_without_a_base_there_are_no_task_vectors(saved):
 
 
 def changed(saved, tmp_path, **tensors):
-    """A with some tensors replaced; None leaves one out."""
+    """A with some tensors replaced; None omits one."""
     tree = {k: v for k, v in {**saved[1]["A"], **tensors}.items() if v is not None}
     return save(tmp_path / "changed", tree, CONFIG)
 
@@ -148,7 +150,7 @@ def test_what_cannot_be_compared_is_named(case, saved, tmp_path, call):
 
 
 def test_squares_beyond_float32_are_compared(saved, tmp_path):
-    """Of a checkpoint times 2^80 or 2^-70 only the lengths differ."""
+    """For a checkpoint multiplied by 2^80 or 2^-70, only the norms differ."""
     tree = saved[1]["A"]
     for k in (80, -70):
         scaled = {n: np.ldexp(x, k) for n, x in tree.items()}
@@ -298,7 +300,7 @@ def test_names_that_look_like_mathematics_are_drawn():
 
 
 def test_the_record_is_written_before_the_figure(saved, tmp_path, call):
-    """Nothing that stops the figure stops the record."""
+    """An error in the figure does not affect the record."""
     (tmp_path / "file").write_text("")
     models = [saved[0][name] for name in "AB"]
     for some in (models[:1], models):

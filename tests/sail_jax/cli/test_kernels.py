@@ -1,4 +1,5 @@
-"""Commands most of whose programs run once compile without optimising, and undo that."""
+"""Commands whose programs mostly run once compile without optimisations, and undo this
+afterwards."""
 
 import contextlib
 import hashlib
@@ -33,7 +34,7 @@ def test_what_compiles_quickly_is_undone(own, monkeypatch):
 
 @pytest.mark.parametrize(("larger", "quickly"), [(0, True), (1, False)])
 def test_small_inputs_are_compiled_for_quickly(tmp_path, larger, quickly):
-    """All files of all inputs count, at any depth; what is no file is left to whoever opens it."""
+    """All files of all inputs count, at any depth; anything else is handled when it is opened."""
     (tmp_path / "a" / "deep").mkdir(parents=True)
     (tmp_path / "a" / "deep" / "x").write_bytes(bytes(1000))
     with open(tmp_path / "b", "wb") as file:

@@ -325,7 +325,7 @@ print("\\n".join(found))
 
 @pytest.mark.slow
 def test_identity_is_of_what_is_done_in_every_process(capsys):
-    """What a merge that goes on is recognised by."""
+    """The identity by which a resumed merge is recognised."""
     command = [sys.executable, "-c", IDENTITIES]
     other = subprocess.run(command, capture_output=True, text=True)
     exec(IDENTITIES, {"__name__": "__main__"})

@@ -1,4 +1,4 @@
-"""`sail-jax merge` of checkpoints whose other files state what their tensors mean."""
+"""`sail-jax merge` of checkpoints whose other files define the meaning of their tensors."""
 
 import json
 import os
@@ -17,7 +17,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def write(folder, seed, rows=20, tokens=None, dtype=np.float32, stored=None, **stated):
-    """A tiny Llama of so many rows, with a tokenizer of these tokens."""
+    """Writes a tiny Llama with a given number of rows, and a tokenizer of these tokens."""
     folder.mkdir(parents=True)
     own = tensors(seed, dtype=dtype)
     rng = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""The report of a merge: its numbers against sums over all entries at once, its page as HTML."""
+"""The report of a merge: its numbers compared with sums over all entries, and its HTML page."""
 
 import base64
 import dataclasses
@@ -32,7 +32,7 @@ MODELS = ("models/math-7b", "models/code-7b", "models/chat-7b")
 
 
 def llama(layers=24, width=16):
-    """Names and shapes of a small Llama."""
+    """Returns names and shapes of a small Llama."""
     block = {f"self_attn.{x}_proj": (width, width) for x in "qkvo"}
     block |= {f"mlp.{x}_proj": (2 * width, width) for x in ("gate", "up")}
     block |= {"mlp.down_proj": (width, 2 * width)}
@@ -267,7 +267,7 @@ def test_modules_are_gathered_where_there_are_no_layers():
 
 
 def test_models_are_told_apart_in_whatever_order():
-    """One that is left out leaves its column empty."""
+    """The column of an omitted model is empty."""
     case = merged(SMALL)
     first, *rest = case.plan.treatments
     deltas, kept, update = case.arrays[first.name]
@@ -391,7 +391,7 @@ BASE = {"a.weight": (30, 31), "b.weight": (400,)}
     ],
 )
 def test_warnings_fire_alone(options, words):
-    """Each for its reason. Opposed models also have more conflicts than chance."""
+    """Each warning has a separate cause. Opposed models also have more conflicts than by chance."""
     found = report(merged(BASE, **options))["summary"]["warnings"]
     others = [w for w in found if words not in w and "Signs conflict" not in w]
     assert sum(words in w for w in found) == 1, found
@@ -429,7 +429,7 @@ def test_tensors_that_were_not_measured_are_told_of():
     assert "1 merged tensor was not measured" in found
     assert "1 tensor was merged without the base" in found
     case.records = {}
-    assert report(case)["summary"]["warnings"] == []  # nothing was to be measured
+    assert report(case)["summary"]["warnings"] == []  # nothing had to be measured
     assert "Nothing was measured." in page(case)
 
 
@@ -486,7 +486,7 @@ def test_hostile_names_stay_text():
     found = _Page(html)
     assert sum(tag == "script" for tag, _ in found.tags) == 1
     assert "alert" not in found.scripts[0]
-    shown = HOSTILE.replace("\x00\ud800", r"\x00\ud800")  # which a page would not show
+    shown = HOSTILE.replace("\x00\ud800", r"\x00\ud800")  # which would not be shown on a page
     assert f"{shown}.weight" in {row[0] for row in found.rows}
     data = json.loads(record.as_json(case.plan, case.records, {HOSTILE: HOSTILE}))
     assert data["tensors"][0]["name"] == f"{HOSTILE}.weight"

@@ -16,7 +16,7 @@ from sail_jax.cli import main as cli
 from sail_jax.cli.commands import merge
 from sail_jax.cli.options import Parser, UsageError
 
-# What `mergekit-yaml --help` (0.1.5) lists; a flag and a value where it takes one.
+# Options in `mergekit-yaml --help` (0.1.5): a flag, and a value if it has one.
 SETS = {
     "--allow-crimes": ("allow_crimes", True),
     "--no-allow-crimes": ("allow_crimes", False),
@@ -43,7 +43,7 @@ ANSWERED = (
     *("--low-cpu-memory", "--no-lazy-unpickle", "--read-to-gpu", "--multi-gpu", "--gpu-rich"),
     *("--async-write", "--write-threads 2"),
 )
-# What is so in any case, and the counterparts of what has no effect.
+# Defaults, and the counterparts of options without effect.
 SILENT = (
     *("--no-unsafe-truncate-embeddings", "--no-trust-remote-code", "--no-cuda"),
     *("--no-low-cpu-memory", "--lazy-unpickle", "--no-read-to-gpu", "--no-multi-gpu"),

@@ -1,4 +1,4 @@
-"""What commands print of names that others chose, and what they answer to paths that are none."""
+"""How commands print names chosen by others, and errors for invalid paths."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def stock(tmp_path_factory):
 
 @pytest.fixture
 def folder(stock, monkeypatch):
-    """That folder to work in, which is as it was afterwards."""
+    """The same folder as working directory, restored afterwards."""
     monkeypatch.chdir(stock)
     before = sorted(os.listdir(stock))
     yield stock
@@ -137,7 +137,7 @@ REFUSED |= {
 
 @pytest.mark.parametrize("argv", REFUSED)
 def test_what_cannot_be_is_refused_in_one_line_before_any_work(argv, folder, call, monkeypatch):
-    """Exit code 2, as for all bad usage, and nothing is left behind."""
+    """Exit code 2, as for all usage errors, and no files are left behind."""
 
     def read(*_):
         raise AssertionError("a tensor was read")
@@ -182,7 +182,7 @@ def test_no_markup_of_others_is_left_in_a_card(folder):
     code = 0
     for line in card[front:].splitlines():
         assert line.isprintable()
-        # What is left once code is cut out, which shows markup as it is.
+        # The text without code, in which markup is shown literally.
         rest, spans = _without_code(line)
         code += spans
         for mark in "<[`":
@@ -354,7 +354,7 @@ FINISHED = [
 
 @pytest.mark.parametrize(("command", "name"), FINISHED)
 def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder, tmp_path, call):
-    """A loop that tries again until it succeeds ends, and what is there is what would be."""
+    """A loop that retries until success ends, and the output is the same."""
     out = tmp_path / name
     more = ["--no-certify"] * (command[0] != "merge")
     assert call(*command, out, *more, "--resume")[0] == 0

@@ -27,7 +27,7 @@ def draw(*shape, seed=0):
 
 
 def residual(container):
-    """A residual network whose layers are listed, in one of the ways that frameworks list them."""
+    """A residual network whose layers are in a list, in one of the forms used by frameworks."""
     layers = [
         {"in": draw(D, D, seed=k), "bias": draw(D, seed=k + 10), "out": draw(D, D, seed=k + 20)}
         for k in range(L)
@@ -173,7 +173,7 @@ def test_listed_layers_grow_as_stacked_ones(name):
     "m", [growth.interleave(L, [0, 2]), *slow(growth.deepen(L, 2 * L, "interpolate"))]
 )
 def test_inserted_layers_with_zero_output_preserve(m):
-    """LLaMA-Pro; without the zeros the same insertion does not."""
+    """LLaMA-Pro; without the zeros, the same insertion does not preserve the function."""
     new = change_basis(STACKED, SPEC, {"layer": m})
     assert not certificate(scanned, STACKED, new, X).preserved
     pro = growth.overwrite(new, {"**/out": "zeros"}, growth.inserted(m))

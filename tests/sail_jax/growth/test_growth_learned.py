@@ -139,7 +139,7 @@ def test_sail_frees_every_use():
 
 @pytest.mark.slow
 def test_sail_starts_from_the_singular_vectors():
-    """Of a matrix: the C of `singular`, as products; of the network: padding, layers repeated."""
+    """For a matrix: the C of `singular`, as products; for the network: padding, repeated layers."""
     net = {"w": PARAMS["embed"]}
     s = spec(net, {"w": "x* y"}, spaces={"{x,y}": "outer"})
     for sizes in ({"x": 5, "y": 6}, {"x": 2, "y": 7}, {"x": 2, "y": 3}):

@@ -1,4 +1,4 @@
-"""Growth of whole networks: methods x architectures, by running both networks.
+"""Growth of whole networks: methods x architectures, checked by running both networks.
 
 Exact growth is judged by `certificate`, whose tolerance is what a perturbation of every parameter
 by its rounding does to the output, ten times; what is not exact must be seen to change it.
@@ -89,7 +89,7 @@ def check_exact(name, to, method, **options):
 
 
 def check_shapes(name, new, growth):
-    """Those of the plan, and those of a network made from the new configuration."""
+    """Compares the shapes of the plan with those of a network made from the new configuration."""
     arrays = dict(zip(leaf_paths(new), jax.tree.leaves(new), strict=True))
     assert {p: (x.shape, x.dtype) for p, x in arrays.items()} == {
         p: (x.shape, x.dtype) for p, x in growth.leaves.items()
@@ -211,7 +211,7 @@ def test_a_factor_of_width_leaves_inputs_and_outputs(name):
     ],
 )
 def test_outputs_of_another_size(name, to, said):
-    """Only where the target states it, and then it is not exact, whatever the logits do."""
+    """This applies only if the target states it, and is then not exact, even if logits agree."""
     m, c = models.model(name), config(name)
     growth = plan(m.params, c, to)
     reasons = {row.space: row.lost for row in growth.report.spaces if row.lost}
@@ -486,7 +486,7 @@ def test_stacked_layers_of_an_unknown_architecture(to, depth_method):
     assert seen.preserved == (not growth.report.lost) == (depth_method != "stack"), seen
 
 
-# A spec that states nothing on which growth could rely.
+# A spec without any information that growth could use.
 
 OLMO2 = Rules(
     (
@@ -580,7 +580,7 @@ def test_layers_whose_heads_are_not_known_do_nothing_when_they_are_new():
 
 @pytest.mark.parametrize("name", ["v", "group"])
 def test_outer_units_within_a_head_are_not_taken_for_rotary_pairs(name):
-    """Only queries and keys turn; of others, growth has no law."""
+    """Only queries and keys are rotated; growth has no rule for others."""
     settings = (("head_dim", f"{name}.{{i}}"),)
     c = olmo2.CONFIG | {"head_dim": OLMO2.sizes[f"{name}.{{i}}"]}
     rules = OLMO2._replace(settings=settings)
@@ -795,7 +795,7 @@ def test_bad_checkpoints():
 
 
 def test_layers_are_those_that_are_there():
-    """A number in a name is not a count of layers, however large."""
+    """A number in a name is not a count of layers, regardless of its size."""
     m, c = models.model("gpt2"), config("gpt2")
     shapes = {path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in m.params.items()}
     last = [path for path in shapes if ".h.1." in path]
@@ -846,7 +846,7 @@ ODD = (
 
 @pytest.mark.parametrize("name", ["gpt2", "flax mlp"])
 def test_odd_targets_are_refused_in_a_sentence(name):
-    """Nothing but ValueError and TypeError of our own, whose sentences name the entry."""
+    """Only a ValueError or a TypeError is raised, with a message that contains the entry."""
     m, c = models.model(name), config(name)
     entry = "n_embd" if name == "gpt2" else "widths"
     layers = "n_layer" if name == "gpt2" else "widths"

@@ -1,5 +1,5 @@
-"""Optimiser states carried along: training after a change of basis follows the trajectory that it
-would have taken before, wherever the law of the state is exact."""
+"""Transformed optimiser states: training after a change of basis follows the same
+trajectory as before, if the law of the state is exact."""
 
 from functools import partial
 
@@ -105,7 +105,7 @@ PERMUTED = {
 
 
 def carried(optimizer, params, s, maps):
-    """Parameters and state after STEPS, before and after the change of basis; and the report."""
+    """Returns parameters and state before and after the change of basis, and the report."""
     before = train(optimizer, params, optimizer.init(params), FIRST)
     reports = []
 
@@ -129,7 +129,7 @@ def test_trajectory_under_permutation(name):
     got, _ = train(optimizer, new, state, SECOND)
     want = grow(after, SPEC, PERMUTED)
     chex.assert_trees_all_close(got, want, atol=CLOSE)
-    if name not in ("sgd",):  # where the state matters, a state left behind is another trajectory
+    if name not in ("sgd",):  # where the state matters, dropping it changes the trajectory
         stale, _ = train(optimizer, new, before[1], SECOND)
         gap = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max(), stale, want)
         assert max(jax.tree.leaves(gap)) > 10 * CLOSE
@@ -243,7 +243,7 @@ def test_rates_of_grouped_axes():
 
 
 def test_rates_of_fused_axes():
-    """Those of the blocks, laid end to end."""
+    """The rates are those of the blocks, concatenated."""
     params = {"qkv": draw(3, 9), "o": draw(3, 3)}
     s = spec(
         params,
@@ -258,8 +258,8 @@ def test_rates_of_fused_axes():
 
 
 def test_dense_maps_restart_second_moments_and_say_so():
-    """The whole state of Adam goes, as its count without its moments would mislead; schedules and
-    states without second moments stay."""
+    """Adam's state is reset as a whole, since its count is wrong without its moments; schedules and
+    states without second moments are kept."""
     optimizer = optax.chain(optax.trace(0.9), optax.adam(SCHEDULE))
     maps = {"resid": growth.rotate(np.linalg.qr(draw(D, D, seed=9))[0])}
     before, new, state, report = carried(optimizer, FOLDED, FOLDED_SPEC, maps)

@@ -54,7 +54,7 @@ def kept_units(maps):
 
 
 def share(leaf, axis):
-    """What each unit has of the squares of a matrix."""
+    """Computes the fraction of each unit in the squared norm of a matrix."""
     squares = np.moveaxis(leaf.astype(np.float64), axis, 0).reshape(leaf.shape[axis], -1) ** 2
     return squares.sum(1) / squares.sum()
 
@@ -96,7 +96,7 @@ def test_a_pruned_network_computes_what_one_with_zeros_does():
     zeroed["o"].reshape(4, 2, 6)[np.setdiff1d(np.arange(4), head)] = 0
     zeroed["down"][np.setdiff1d(np.arange(7), hidden)] = 0
     np.testing.assert_allclose(attend(new, X), attend(zeroed, X), rtol=1e-4, atol=1e-5)
-    # What is zero already is removed without a loss, and is what is removed.
+    # Zero units are removed first, without loss.
     small, growth = grow(
         zeroed, {}, {"stream": 4, "head": 2, "hidden": 3}, "magnitude", rules=s,
         require_lossless=True,
@@ -136,7 +136,7 @@ def test_copies_are_removed_without_a_loss(method):
 
 
 def test_fewer_copies_are_read_as_all_were():
-    """Of five copies of two units three stay: still all that the two compute."""
+    """Three of five copies of two units are kept, which preserves the function."""
     net = {"in": np.ones((3, 5)), "out": np.arange(1.0, 6).reshape(5, 1)}
     net["in"][:, 1::2] = 2
     s = spec(net, {"in": "x* h", "out": "h* y"}, spaces={"h": "relu", "{x,y}": "outer"})

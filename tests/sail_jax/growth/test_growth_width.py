@@ -329,7 +329,7 @@ def test_tile_remainders_and_shares():
     zero = growth.tile(3, 8, "zero")
     assert zero.write.scale.tolist() == [1] * 6 + [0] * 2
     assert zero.read.scale.tolist() == [0.5] * 6 + [0] * 2
-    # A unit that writes 0 is not read, whatever its weight: a sigmoid would make 1/2 of it.
+    # A unit that writes 0 is not read, for any weight: a sigmoid would give 1/2.
     shared = growth.split_readers(zero, np.arange(1.0, 9.0))
     want = [1 / 5, 2 / 7, 3 / 9, 4 / 5, 5 / 7, 6 / 9, 0, 0]
     np.testing.assert_allclose(shared.read.scale, want, rtol=2 * EPS)
@@ -381,7 +381,7 @@ def test_noise_pairs_as_published():
 
 @pytest.mark.slow
 def test_pairs_follow_a_random_index():
-    """Pairs are found wherever the copies lie, scaled by what `write` does to each."""
+    """Pairs are found for copies in any position, scaled by their `write` factors."""
     m = growth.widen(4, 11, key=KEY)
     write = np.linspace(0.5, 2, 11, dtype=np.float32)
     m = growth.split_readers(

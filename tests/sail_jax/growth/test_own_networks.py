@@ -42,12 +42,13 @@ def language(p, tokens):
 
 
 def autoencoder(p, x):
-    """A decoder with the transposed weights of the encoder, and nothing that counts units."""
+    """A decoder with the transposed weights of the encoder, without operations that depend
+    on the number of units."""
     return jax.nn.relu(jax.nn.relu(x @ p["w"]) @ p["in"]) @ p["out"] @ p["w"].T
 
 
 def latents(p, x):
-    """Latents read the input, and the input reads them. No leaf reads their number."""
+    """Latents read the input, and the input reads them. No leaf depends on their number."""
     mixed = jax.nn.softmax(p["latent"] @ (x @ p["k"]).swapaxes(-1, -2), -1)
     z = p["latent"] + mixed @ (x @ p["v"])
     z = z + jax.nn.gelu(z @ p["up"]) @ p["down"]

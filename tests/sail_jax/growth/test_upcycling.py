@@ -1,4 +1,5 @@
-"""Mixtures of experts made of dense networks: which tensor becomes which, and what they compute."""
+"""Mixtures of experts made from dense networks: the mapping of tensors, and the computed
+function."""
 
 import re
 
@@ -48,7 +49,7 @@ def rows(experts, scale=1.0):
 @pytest.mark.parametrize("config", [CONFIG, QWEN, GRANITE], ids=lambda own: own["model_type"])
 @pytest.mark.parametrize("used", [1, 3])
 def test_experts_that_are_alike_compute_what_the_dense_network_does(config, used):
-    """Whatever the router is; by a reference that knows nothing of how the mixture was made."""
+    """For any router, compared with a reference that is independent of the construction."""
     params = dense(config=config)
     _, before = mixture_reference.run(params, config, TOKENS)
     for router in (rows(4), rows(4, 50.0), np.zeros((2, 4, 16))):
@@ -73,7 +74,7 @@ def test_experts_that_are_alike_compute_what_the_dense_network_does(config, used
 def test_shared_expert_keeps_the_function_where_its_part_is_made_up_for(
     expert, shared, share, alike
 ):
-    """The plan says so where the reference shows it, and nowhere else."""
+    """The plan states this exactly where the reference shows it."""
     models = [dense(k, QWEN2) for k in range(2)]
     _, before = mixture_reference.run(models[0], QWEN2, TOKENS)
     router = rows(5)
@@ -120,7 +121,7 @@ def test_experts_of_granite_lie_in_two_tensors(one):
         gate, up, down = (model[f"model.layers.1.mlp.{n}_proj.weight"] for n in NAMES)
         assert np.array_equal(mixture[at + "input_linear.weight"][e], np.concatenate([gate, up]))
         assert np.array_equal(mixture[at + "output_linear.weight"][e], down)
-    # Of two dtypes the one that holds both.
+    # The common dtype of two dtypes.
     assert mixture[at + "output_linear.weight"].dtype == np.result_type(one, np.float32)
     kept = {**GRANITE, "model_type": "granitemoe", "architectures": ["GraniteMoeForCausalLM"]}
     kept |= {"num_local_experts": 2, "num_experts_per_tok": 1}
@@ -141,7 +142,7 @@ def test_llama_makes_qwen2_moe_without_biases():
 
 
 def test_other_experts_are_mixed_by_the_router():
-    """A router that prefers one expert by far makes the network with that feed-forward part."""
+    """A router that strongly prefers one expert gives the network with that feed-forward part."""
     base, other = dense(0), dense(1)
     router = np.zeros((2, 2, 16), np.float32)
     swapped = {n: other[n] if ".mlp." in n else x for n, x in base.items()}

@@ -65,7 +65,7 @@ def test_float32_comes_back_but_for_one_rounding_of_what_is_scaled_or_shifted(
             assert np.abs(after[name] - x).max() <= np.spacing(np.float32(1 + np.abs(x).max()))
         else:
             assert (np.abs(after[name] - x) <= np.spacing(np.abs(x))).all(), name
-    # What was rounded stays: a second trip changes nothing.
+    # A second round trip changes nothing.
     again = from_hugging_face(after, framework, config, **options)
     jax.tree.map(np.testing.assert_array_equal, again, tree)
 

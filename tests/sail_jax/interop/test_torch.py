@@ -1,4 +1,4 @@
-"""What holds without torch; `.ci/against/spaces.py` runs its modules."""
+"""Tests that do not require torch; `.ci/against/spaces.py` runs its modules."""
 
 import sys
 

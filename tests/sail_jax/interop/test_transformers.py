@@ -1,4 +1,4 @@
-"""What is done where a class of transformers could be asked; `.ci/peers` asks real ones."""
+"""Behaviour with a simulated class of transformers; `.ci/peers` uses the real ones."""
 
 import importlib.util
 import json
@@ -49,7 +49,7 @@ def folders(tmp_path):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if transformers had the class: it is `net`."""
+    """Simulates that the class of transformers is `net`."""
     x = np.random.default_rng(1).normal(size=(4, 3)).astype(np.float32)
 
     def inferred(config, shapes):

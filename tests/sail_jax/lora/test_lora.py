@@ -68,8 +68,8 @@ def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
 
 @pytest.mark.slow
 def test_gradients_at_equal_singular_values_and_at_zero():
-    """Of <C, B A>, which is <C, delta>, the gradient is C. It lacks what turns the vectors of equal
-    singular values, and what lies between those of 0."""
+    """Of <C, B A>, which is <C, delta>, the gradient is C. It does not include rotations of
+    the vectors of equal singular values, or between those of 0."""
     C = matrix(0, (4, 4))
 
     def inner(x):
@@ -106,7 +106,7 @@ def test_approximation_keeps_the_energy_and_falls_back_on_all_singular_values():
 
 
 def test_the_residual_counts_every_row_once():
-    """Of 300 rows, in blocks of 256."""
+    """300 rows, in blocks of 256."""
     delta, p = matrix(0, (300, 3)), pair(1, (300, 3), 1)
     want = np.linalg.norm(delta - product(p))
     assert math.isclose(float(lora.residual(delta, p)), want, rel_tol=50 * EPS)

@@ -1,5 +1,5 @@
-"""What merges of divided leaves send between devices, read from the compiled programs: sums, and of
-rows that are cut and of matrices no more than the method needs. The outcomes are in
+"""Data that merges of sharded leaves send between devices, from the compiled programs:
+sums, and only the necessary parts of split rows and of matrices. The results are tested in
 `test_sharded`."""
 
 import pytest

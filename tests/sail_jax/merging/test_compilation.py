@@ -1,5 +1,5 @@
-"""What merges cost to compile: programs follow the shapes of leaves, not their number, on every
-platform; and a type checker sees the hyperparameters of every method."""
+"""Compilation costs of merges: programs depend on the shapes of leaves, not on their
+number, on every platform; and a type checker finds the hyperparameters of every method."""
 
 import functools
 import importlib.util
@@ -21,7 +21,7 @@ KINDS = (*merge_cases.KINDS, "fisher")
 
 
 def case(name, leaves, shapes=SHAPES):
-    """A merge, models and a base of so many leaves."""
+    """Makes a merge, models and a base with a given number of leaves."""
     base, *models = (tree(leaves, seed, shapes) for seed in range(3))
     method = merge(name, models)
     return method, models[: method.models[1]], base
@@ -29,7 +29,7 @@ def case(name, leaves, shapes=SHAPES):
 
 @functools.cache
 def lines_per_leaf(name):
-    """Of the lowered program, for each further leaf of shapes that are there already."""
+    """Counts the lines of the lowered program for each additional leaf of an existing shape."""
     sizes = []
     for leaves in (4, 12):
         method, *given = case(name, leaves)
@@ -48,7 +48,7 @@ def test_programs_follow_the_shapes(name):
 
 @merge_cases.each_method(MERGED, quick=("ties", "karcher"), slow=KINDS)
 def test_lowers_for_accelerators_without_the_host(name):
-    """No method calls back, and none counts by scatter, which is a CPU's way."""
+    """No method uses callbacks, or counts by scatter, which is efficient only on CPUs."""
     method, *given = case(name, 2)
     program = jax.export.export(jax.jit(method), platforms=["cuda", "tpu"])(*given).mlir_module()
     called = re.findall(r"custom_call @(\w+)", program)

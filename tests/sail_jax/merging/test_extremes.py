@@ -14,7 +14,7 @@ SIZE = 3 * BLOCK
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("dtype", WIDE)
 def test_numbers_near_0_are_found(dtype, sign, entrywise):
-    """The smallest subnormal and the number before the bound, where the outcome is near 0, too."""
+    """Tests the smallest subnormal and the number below the bound, with outcomes near 0."""
     ones, about = np.ones((3, SIZE), dtype), ml_dtypes.finfo(dtype)
     index = np.arange(3 * SIZE).reshape(ones.shape)
     outcome = lambda at, small: np.where(index == at, small, 1)  # noqa: E731
@@ -43,7 +43,7 @@ def test_long_arrays_are_looked_at_to_their_end():
 
 @pytest.mark.parametrize("dtype", [*WIDE, np.float16, ml_dtypes.float8_e4m3fn])
 def test_nothing_is_near_0_where_there_is_nothing(dtype):
-    """Nor in a dtype whose smallest number is larger."""
+    """This includes dtypes whose smallest number is larger."""
     assert lost(np.zeros((2, 0), dtype), [np.zeros((2, 0), dtype)], True).tolist() == [False] * 2
     if dtype not in WIDE:
         smallest = np.full((1, 3), float(ml_dtypes.finfo(dtype).smallest_subnormal)).astype(dtype)

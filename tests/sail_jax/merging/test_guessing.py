@@ -16,7 +16,7 @@ def _plain(piece, keys, weight):
 
 
 class Keys:
-    """A walk over keys `[piece, task, entry]`, with a sample that a test gives."""
+    """A walk over keys `[piece, task, entry]`, with a given sample."""
 
     tasks, bits = TASKS, 16
 
@@ -52,7 +52,7 @@ def _found(keys, sample, ranks):
 @pytest.mark.slow
 @pytest.mark.parametrize("least", [0, SIZE])
 def test_a_guess_is_the_key_of_the_rank(least):
-    """Also where the sample lacks the smallest keys, by which the guess is corrected."""
+    """This holds if the smallest keys are missing in the sample; the guess is then corrected."""
     rng = np.random.default_rng(0)
     keys = rng.geometric(0.2, (PIECES, TASKS, SIZE))
     flat = keys.swapaxes(0, 1).reshape(TASKS, -1)

@@ -1,4 +1,6 @@
-"""Merges are told apart by all that they do: also by what their functions call and name."""
+"""Merges are distinguished by everything that they do, including what their functions call and
+refer to.
+"""
 
 import sys
 from types import ModuleType

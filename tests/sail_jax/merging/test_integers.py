@@ -99,7 +99,7 @@ def test_static_data_of_custom_nodes_that_differ_are_named():
 
 @pytest.mark.filterwarnings("error")
 def test_static_data_that_only_look_different_are_no_difference():
-    """Two states of training have their own functions, of the same names."""
+    """Two training states contain different functions with the same names."""
 
     def made():
         def act(x):

@@ -77,7 +77,7 @@ def test_a_path_filter():
 
 
 def test_floats_are_known_by_their_type():
-    """In any order of bytes, and not by the name of a type."""
+    """Floats are recognised in any byte order, and not by the names of keys or types."""
     kinds = {"a": np.dtype(">f4"), "b": np.dtype("c8"), "c": np.dtype(ml_dtypes.float8_e4m3fn)}
     others = {"d": np.dtype(ml_dtypes.int4), "e": jax.random.key(0).dtype, "rngs/f": np.dtype("f4")}
     leaves = {k: SimpleNamespace(dtype=x) for k, x in {**kinds, **others}.items()}

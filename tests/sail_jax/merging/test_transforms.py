@@ -107,7 +107,7 @@ def test_trim_keeps_exactly_k_the_largest_first_come_first_kept(scope, coarse):
 
 @pytest.mark.slow
 def test_ties_go_by_path_as_a_string_then_by_index():
-    """All entries equal: "10" comes before "2" and "a/b" after "a", wherever the tree has them."""
+    """All entries are equal: "10" precedes "2", and "a" precedes "a/b", in any tree."""
     delta = {"2": jnp.ones((1, 2)), "10": jnp.ones((1, 3)), "a": {"b": jnp.ones((1, 2, 2))}}
     kept = trim(6 / 9)(TaskVectors(delta, jax.tree.map(jnp.ones_like, delta))).weight
     assert kept["10"].tolist() == [[1, 1, 1]]
@@ -137,7 +137,7 @@ def test_special_magnitudes():
 
 
 def test_float64_magnitudes_are_not_rounded():
-    """1 + 1e-12 beats 1, also when 1 is a float32 leaf that comes first."""
+    """1 + 1e-12 exceeds 1, even if 1 is in a float32 leaf that comes first."""
     with jax.enable_x64(True):
         delta = {"a": jnp.ones((1, 3), jnp.float32), "b": jnp.array([[1.0, 1.0 + 1e-12]])}
         kept = trim(1 / 5)(TaskVectors(delta, jax.tree.map(lambda d: jnp.ones((1, 1)), delta)))
@@ -176,7 +176,7 @@ def test_wide_counts_agree_with_integers():
 
 
 def test_numbers_of_entries_of_traced_fractions_are_exact():
-    """Those of float32 numbers, against rational arithmetic, and against static ones of float64."""
+    """Fractions in float32, compared with rational arithmetic and with static ones in float64."""
     draw = random.Random(0)
     some = [1.0, 0.5, 0.3, 0.7, 1e-7, 1e-30, *((k + 0.5) / 999 for k in range(9))]
     parts = np.array([*some, *(draw.random() * 2.0 ** -(k % 40) for k in range(80))], np.float32)
@@ -189,7 +189,7 @@ def test_numbers_of_entries_of_traced_fractions_are_exact():
 
 
 def ranked(keys, ranks, visit=Whole, ties=True):
-    """The thresholds of some ranks, and which keys they take."""
+    """Returns the thresholds of some ranks, and the keys that they select."""
     order = ranking.Order(
         kernel(lambda piece, delta, weight: delta),
         sized=kernel(lambda size: tuple(counting.wide(rank) for rank in ranks)),
@@ -214,7 +214,7 @@ def test_the_example_of_the_module():
 
 @pytest.mark.parametrize("visit", [Whole, *slow(Binned)], ids=["bit by bit", "in bins"])
 def test_thresholds_are_those_of_a_sort(visit):
-    """Of keys that are few and often equal, and all over the range; two tasks at once."""
+    """Tests few keys with many ties, and keys over the whole range, for two tasks at once."""
     size = leafwise.SMALL + 1 if visit is Binned else 999
     rng = np.random.default_rng(8)
     keys = np.stack([rng.integers(7, 10, size), rng.integers(0, 2**32, size)]).astype(np.uint32)
@@ -266,7 +266,7 @@ def test_histogram_counts_digits_under_a_head(bits):
 
 @pytest.mark.slow
 def test_histogram_by_sorting_is_that_by_scattering():
-    """What accelerators do instead, run here."""
+    """Runs the algorithm for accelerators on the CPU."""
     digit = jnp.asarray(np.random.default_rng(1).integers(0, 256, 5000), jnp.int32)
     counts = digit % 3 != 0
     np.testing.assert_array_equal(
@@ -340,7 +340,7 @@ def test_digits_of_any_width_find_the_same(bits, monkeypatch):
 
 @pytest.mark.parametrize("seed", [0, 7, 2**31 - 1])
 def test_keys_are_those_of_jax(seed):
-    """Outputs name a seed: it means what it always meant."""
+    """Records of outputs contain a seed, so its draws must never change."""
     found, known = random_bits.key(seed), jax.random.key(seed)
     assert found.dtype == known.dtype
     assert jax.random.key_data(found).tolist() == jax.random.key_data(known).tolist()
@@ -369,7 +369,7 @@ def test_l1_norms_are_restored_over_a_tensor_or_over_the_tree():
 
 
 def election(columns, weights=None, **options):
-    """The weights that are left, for one column of deltas per entry."""
+    """Returns the remaining weights, for one column of deltas per entry."""
     delta = jnp.array(columns, jnp.float32).T
     weight = jnp.ones((delta.shape[0], 1)) if weights is None else jnp.array(weights)[:, None]
     return elect(**options)(TaskVectors({"a": delta}, {"a": weight})).weight["a"].T.tolist()
@@ -478,7 +478,7 @@ def test_transforms_keep_structure_shapes_and_masks(name):
 
 @law(0)
 def test_transforms_under_jit(name):
-    """Bit by bit in loops there, digit by digit here: the same entries."""
+    """Loops over bits and loops over digits select the same entries."""
     transform = TRANSFORMS[name]
     eager, jitted = transform(vectors(coarse=True)), jax.jit(transform)(vectors(coarse=True))
     chex.assert_trees_all_equal(jitted.weight, eager.weight)

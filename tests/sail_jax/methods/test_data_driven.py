@@ -1,4 +1,4 @@
-"""Fisher, RegMean and greedy soups against closed forms in NumPy, and the laws they share."""
+"""Fisher, RegMean and greedy soups compared with closed forms in NumPy, and their common laws."""
 
 import functools
 import itertools
@@ -289,7 +289,7 @@ def test_exact_diagonal_of_a_linear_classifier(batch_size):
 
 @pytest.mark.slow
 def test_empirical_diagonal_and_the_batch_summed_one():
-    """Squares per example; what squaring a batch's gradient gives is another matrix."""
+    """Squares are per example; the squared gradient of a batch is a different matrix."""
     params, x, p, y = classifier()
     score = np.eye(3)[y] - p
     got = fisher_diagonal(predict, params, x, targets=y)
@@ -357,7 +357,7 @@ def test_diagonal_refuses():
 
 
 def tasks(seed=0, features=6, outputs=2, rows=200):
-    """Three linear regressions with inputs of unlike scales and the weights that fit each."""
+    """Makes three linear regressions with inputs of different scales, and their solutions."""
     random = np.random.default_rng(seed)
     X, W = [], []
     for _ in range(M):
@@ -374,7 +374,7 @@ def regression_loss(W, X, targets):
 
 @pytest.mark.slow
 def test_fisher_merging_improves_on_the_mean():
-    """For inputs without correlation the diagonal is the Hessian: the least loss there is."""
+    """For uncorrelated inputs, the diagonal is the Hessian, so the loss is minimal."""
     random = np.random.default_rng(5)
     scales = np.exp(random.normal(size=(M, 6)))
     Q = [np.linalg.qr(random.normal(size=(60, 6)))[0] for _ in range(M)]
@@ -449,7 +449,7 @@ def test_regmean_commutes_with_a_change_of_base():
 
 @pytest.mark.slow
 def test_gram_mean_does_not_see_the_scale_of_weights():
-    """As a reduction of its own, with weights that nobody normalised; damping included."""
+    """As a separate reduction, with weights that are not normalised, and with damping."""
     base = tree(0)
     merge = Merge(reduction=gram_mean([gram(11 + k) for k in range(M)], damping=0.1))
     got = [merge(models(), base, weights=w) for w in (WEIGHTS, [8 * w for w in WEIGHTS])]
@@ -489,7 +489,7 @@ def test_fewer_data_than_features():
 
 @pytest.mark.slow
 def test_the_scale_of_grams_and_of_weights_does_not_meet():
-    """Their products are beyond float32; only the ratios of Grams count."""
+    """Their products exceed float32; only the ratios of Grams matter."""
     random = np.random.default_rng(2)
     W, X = random.normal(size=(2, 3, 2)), random.normal(size=(2, 5, 3))
     outcomes = []
@@ -669,7 +669,7 @@ def test_regmean_plus_plus_laws_and_refusals():
 
 
 def test_greedy_soup_by_hand():
-    """Scores by distance to 0 of the mean; exact in float32."""
+    """Scores are distances of the mean from 0, exact in float32."""
     ms = [{"a": jnp.array(v)} for v in (4.0, -2.0, 8.0, 2.0)]
     score = lambda params: -abs(float(params["a"]))  # noqa: E731
     soup = greedy_soup(ms, score)  # order 1 3 0 2: -2, then 0; adding 4 makes 4/3, adding 8 8/3
@@ -713,7 +713,7 @@ def test_greedy_soup_improves_on_the_uniform_one_and_on_the_best_model():
 
 
 class Lazy(list):
-    """Models that are made when asked for, and how often."""
+    """Models that are created on request, with the number of requests."""
 
     def __init__(self, values):
         super().__init__(values)

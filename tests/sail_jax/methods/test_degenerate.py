@@ -1,5 +1,5 @@
-"""Every method on every input at which such methods break: a defined value, or a refusal that says
-which method and which tensor or argument."""
+"""Every method on every degenerate input: a defined value, or an error with the method and
+the tensor or argument."""
 
 import zlib
 
@@ -38,7 +38,7 @@ def shifted(scale):
 
 
 def kernel(tree):
-    """Its matrix alone, in cases that need programs of their own: one for each shape."""
+    """Keeps only the matrix, in cases that require separate programs for each shape."""
     return {"kernel": tree["kernel"]}
 
 
@@ -49,7 +49,7 @@ def mirrored():
 
 ZERO = {n: 0 * x for n, x in BASE.items()}
 
-# label -> (models, base, weights); every leaf is hit at once
+# label -> (models, base, weights); the case affects every leaf
 CASES = {
     "no delta": ([BASE] * 3, BASE, None),
     "one tensor frozen in all": ([t | {"kernel": BASE["kernel"]} for t in TUNED], BASE, None),
@@ -143,7 +143,7 @@ def test_density_one_keeps_everything(name, compat):
     for leaf in BASE:
         assert np.isfinite(np.asarray(got[leaf])).all()
     alone = outcome(name, *CASES["one model"], density=1.0, compat=compat)["kernel"]
-    # nothing dropped, nobody to disagree: the model itself
+    # nothing is dropped and no signs conflict, so the result is the model itself
     np.testing.assert_allclose(alone, TUNED[0]["kernel"], rtol=0, atol=8 * 2.0**-23 * 4)
 
 
@@ -167,7 +167,7 @@ def test_jit_gives_numbers_too(name):
         assert all(bool(np.isfinite(x).all()) for x in got.values()), case
 
 
-# Hyperparameters that are measured in the units of the models, and grow with them.
+# Hyperparameters in the units of the models, which scale with them.
 MEASURED = {"nearswap": "t", "ram": "epsilon", "ramplus_tl": "epsilon"}
 # Not homogeneous, as their docstrings say: softmaxes of parameters, tanh of large deltas, and
 # absolute thresholds of mergekit.
@@ -202,7 +202,7 @@ def at_scale(name, k, **options):
 
 
 def assert_homogeneous(name, how):
-    """A power of two is exact, and so is what is computed of numbers times one. Below 2^-90 it is
+    """Scaling by a power of two is exact, so the results scale exactly. Below 2^-90 it is
     computed in float64, and outcomes are off by what they are rounded to in float32: 8 ulp."""
     for compat in ("paper", "mergekit")[: 1 + ("compat" in methods.options_of(name))]:
         if (name, compat) in OTHERWISE:
@@ -220,7 +220,7 @@ def assert_homogeneous(name, how):
             np.testing.assert_allclose(np.ldexp(got, -k), want, 0, 8 * ulp, err_msg=f"{k}")
 
 
-# Of every way to square or sum one method; the rest is soak.
+# One method for each way to square or sum; the others are soak tests.
 @pytest.mark.slow
 @merge_cases.each_method(
     [*methods.METHODS], quick=("slerp",), slow=("nuslerp", "karcher", "opcm", "pcb")
@@ -270,7 +270,7 @@ EMPTY = {
 
 @pytest.mark.parametrize(("case", "name"), diagonal(EMPTY, merge_cases.NAMES))
 def test_nothing_to_merge_is_nothing_merged(case, name, tmp_path):
-    """In memory, under jit and on disk alike; but a file without tensors is the wrong file."""
+    """This holds in memory, under jit and on disk; but a file without tensors is an error."""
     tree, merge = EMPTY[case], make(name)
     models = merge_cases.as_many(merge, [tree] * 3)
     files = [tmp_path / f"{k}.safetensors" for k in range(len(models) + 1)]
@@ -300,7 +300,7 @@ def test_a_merge_of_nothing_at_all():
 
 @pytest.mark.slow
 def test_as_many_models_as_in_memory_are_merged_on_disk(tmp_path):
-    """One is enough for a spherical mean; ExPO refuses two, and says so."""
+    """One is sufficient for a spherical mean; ExPO rejects two with an error."""
     for k in range(3):
         save_checkpoint(tmp_path / f"{k}.safetensors", TUNED[k])
     files = [tmp_path / f"{k}.safetensors" for k in range(3)]
@@ -336,7 +336,7 @@ def test_leaves_that_are_no_numbers_are_carried_where_they_agree():
     for got, a, b in zip(first, *map(jax.tree.leaves, params), strict=True):
         np.testing.assert_allclose(got, (a + b) / 2, rtol=0, atol=4 * 2.0**-23)
     key = "layers/1/rngs/key/value"
-    # Streams of random numbers that differ are the last model's: they are no weights.
+    # Random streams that differ are taken from the last model, as they are not weights.
     last = state(1, dropout=8)[1]
     nnx.update(net, methods.linear()([one, last]))
     keys = [
@@ -367,7 +367,7 @@ def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
 @pytest.mark.slow
 @merge_cases.each_method(quick=("karcher",), slow=("slerp", "multislerp", "opcm", "ties"))
 def test_64_bits_change_no_bytes(name):
-    """Whoever enables them for programs of their own merges float32 as before."""
+    """Enabling 64 bits for other programs does not change merges of float32."""
     merge, models, base = at_scale(name, 0)
     want = merge(models, base)["kernel"]
     with jax.enable_x64(True):

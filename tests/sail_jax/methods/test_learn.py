@@ -1,4 +1,4 @@
-"""Learned merges against their descent in NumPy, the laws they share, and what they gain."""
+"""Learned merges compared with their descent in NumPy, their common laws, and their gains."""
 
 import functools
 import hashlib
@@ -143,7 +143,7 @@ def test_learn_refuses():
 
 
 def test_entropy_and_cross_entropy():
-    """By their definitions in float64; masked classes count 0 and leave gradients finite."""
+    """Follows the definitions in float64; masked classes add 0 and keep gradients finite."""
     z = np.random.default_rng(0).normal(size=(2, 7, 4)) * 3
     p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)
     np.testing.assert_allclose(jax.jit(entropy)(z), -(p * np.log(p)).sum(-1).mean(), rtol=1e-6)
@@ -455,7 +455,7 @@ def test_keys_decide_the_draws():
 
 @pytest.mark.slow
 def test_tasks_may_have_heads_and_batches_of_their_own():
-    """Equal to one predict on equal batches; unlike numbers of batches and examples do."""
+    """A list of equal `predict`s gives the same as one; batches may differ in number and size."""
     ms, base = problem()
     got = adamerging(ms, base, [predict] * T, list(inputs()), steps=3)
     chex.assert_trees_all_equal(got, adamerging(ms, base, predict, inputs(), steps=3))
@@ -520,7 +520,7 @@ def test_surgery_starts_as_the_identity():
 
 
 def tasks(examples, seed):
-    """Three ways to label inputs that lie mostly in three dimensions each of nine."""
+    """Three ways to label inputs that are mostly in three of nine dimensions each."""
     own = np.eye(9).reshape(3, 3, 9)
     A = np.random.default_rng(99).normal(size=(3, 9, 3))
     random = np.random.default_rng(seed)
@@ -540,7 +540,7 @@ def tuned(params, x, y, steps):
 
 @functools.cache
 def trained():
-    """A base that saw a little of every task, and three models tuned on one each."""
+    """A base trained briefly on every task, and three models fine-tuned on one task each."""
     x, y = tasks(200, 0)
     start = {"W": np.zeros((9, 3), np.float32), "b": np.zeros(3, np.float32)}
     base = tuned(start, x[:, :20].reshape(-1, 9), y[:, :20].reshape(-1), 20)

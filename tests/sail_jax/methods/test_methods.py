@@ -37,7 +37,8 @@ def assert_close(got, want, ulps, size=1.0):
 
 
 def test_every_method_has_a_reference():
-    """Of its name; or it takes arrays, as in `test_data_driven`, or has that of another method."""
+    """A reference of the same name, one with arrays as in `test_data_driven`, or that of
+    another method."""
     references = (reference, elementwise_reference, geometric_reference, spectral_reference)
     known = {name for module in references for name in vars(module)}
     assert methods.METHODS.keys() - known == {"fisher", "regmean", "multislerp"}
@@ -53,7 +54,7 @@ def test_density_one_is_no_trimming(scope):
         methods.dare_linear(density=1.0, key=KEY)(models, base, weights=WEIGHTS),
         methods.task_arithmetic()(models, base, weights=WEIGHTS),
     )
-    # Of multiples of 1/64, sums are exact: two programs that fuse them differently have equal bits.
+    # Sums of multiples of 1/64 are exact: programs that fuse them differently give equal bits.
     *models, base = (jax.tree.map(lambda x: jnp.round(64 * x) / 64, m) for m in (*models, base))
     weights = [0.5, 1.0, 0.5]
     chex.assert_trees_all_equal(
@@ -86,7 +87,7 @@ def test_float64_stays_float64():
 
 
 def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
-    """Where JAX has neither float64 nor int64, as most users run it. Sums of three float64 numbers
+    """Without float64 and int64 in JAX, which is the default. Sums of three float64 numbers
     are off by 3 of their ulp, those of float32 by 2^29 times that."""
     with jax.enable_x64(False):
         rng, big = np.random.default_rng(0), np.array([2**40 + 1])
@@ -120,7 +121,7 @@ def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
 
 
 def test_nothing_that_takes_models_narrows_numbers_of_numpy():
-    """Changes of 2^-40 of numbers about 1, which float32 loses, and Fishers that it takes for 0."""
+    """Changes of 2^-40 in numbers near 1 are lost in float32, and these Fishers become 0."""
     rng = np.random.default_rng(1)
     base = {"w": rng.uniform(1, 2, (3, 2)), "n": np.arange(2)}
     models = [base | {"w": base["w"] + 2.0**-40 * rng.normal(size=(3, 2))} for _ in range(2)]
@@ -152,7 +153,7 @@ def assert_wide(got, wants):
 
 @pytest.mark.slow
 def test_learned_merges_do_not_narrow_numbers_of_numpy():
-    """Nor do those that take data, or give each task a model of its own."""
+    """Nor do methods that use data, or give each task a separate model."""
     rng = np.random.default_rng(1)
     base = {"w": np.array([[1.0, 2.0]])}
     model = {"w": base["w"] + 2.0**-40}
@@ -188,8 +189,8 @@ def own_methods():
 
 
 def test_recipes_hold_whole_numbers_and_words_without_defaults(own_methods, tmp_path):
-    """What an argument takes is read from its type: a whole number, a number, a word, one of some
-    words. A type that says too much is named."""
+    """The values of an argument follow from its type: an integer, a number, a word, one of
+    some words. An error contains a type that is too general."""
 
     @own_methods
     def counted(*, times: int, by: Literal["twice", "once"], note: str, factor: float) -> Merge:
@@ -246,7 +247,7 @@ def test_soup_with_weights_that_bfloat16_cannot_hold():
 
 
 def test_masked_transform_in_a_merge():
-    """Trimming confined to the kernels leaves biases alone."""
+    """Trimming restricted to the kernels does not change biases."""
     models, base = problem()
     elect = transforms.elect()
     some = chain(masked(transforms.trim(0.5), "embed"), elect)
@@ -482,7 +483,7 @@ def test_gradient_in_leaves_that_share_a_loop(name):
 
 
 def test_a_merge_is_shown_in_one_line():
-    """As the call that makes it, which can be pasted where options are plain; arrays by shape."""
+    """The repr is the call that makes it, valid code if no option is an array."""
     ties = methods.ties(density=0.2, scope="tensor")
     assert repr(ties) == "ties(density=0.2, scope='tensor')"
     assert repr(eval(repr(ties), vars(methods))) == repr(ties)

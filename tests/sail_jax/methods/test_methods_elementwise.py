@@ -111,7 +111,7 @@ def law(i, among=SUBJECTS):
 
 
 def law_of_methods(i, among=SUBJECTS):
-    """Parametrises the i-th of six laws over subjects that take programs of their own."""
+    """Parametrises the i-th of six laws over subjects that require separate programs."""
     dear = [label for label in DEAR if label in among]
     return pytest.mark.parametrize("label", [*of_law(i, 6, METHODS, among), *soak(*dear)])
 
@@ -131,7 +131,7 @@ def make(label, **overrides):
 
 
 def refuses_negative(label):
-    """Whether the merge is made with `positive_weights`."""
+    """Checks whether the merge is made with `positive_weights`."""
     return make(label).positive_weights
 
 
@@ -173,7 +173,7 @@ def test_quartiles_of_six_entries_by_hand():
 
 
 def test_half_of_seven_scores_are_four_by_hand():
-    """Of four that compete the least has the balance 0, so three entries move."""
+    """The smallest of four competing scores has the balance 0, so three entries change."""
     base, model = {"a": jnp.zeros(7)}, {"a": jnp.array([3.0, -7, 1, 5, 2, -6, 4]) / 8}
     merged = methods.pcb(ratio=0.5)([model], base)["a"]
     assert (merged != 0).tolist() == [False, True, False, True, False, True, False]
@@ -454,7 +454,7 @@ def test_gradient_of_pcb_holds_four_numbers_of_each_model():
 
 
 def matrices(trees):
-    """One leaf of each tree."""
+    """Keeps one leaf of each tree."""
     is_tree = lambda x: isinstance(x, dict)  # noqa: E731
     return jax.tree.map(lambda t: {"embed": t["embed"]}, trees, is_leaf=is_tree)
 
@@ -597,7 +597,7 @@ def test_degenerate_deltas_have_the_references_value(case, label):
     ("dtype", "huge"), [(jnp.bfloat16, 1e38), slow_unless(False, jnp.float16, 6e4)]
 )
 def test_huge_values_do_not_overflow_on_the_way(label, dtype, huge):
-    """Sums of squares, of magnitudes and of exponentials would; the outcome itself fits."""
+    """Sums of squares, magnitudes or exponentials would overflow; the outcome itself does not."""
     random = np.random.default_rng(5)
     leaves = [random.uniform(0.1, 0.2, (6, 8)) * huge for _ in range(models_for(label))]
     models = [{"w": jnp.asarray(x, dtype)} for x in leaves]
@@ -608,7 +608,7 @@ def test_huge_values_do_not_overflow_on_the_way(label, dtype, huge):
 
 @pytest.mark.parametrize("label", SEVERAL)
 def test_weights_that_sum_to_zero(label):
-    """Refused where they are to be normalised beforehand, a finite value elsewhere."""
+    """An error if they are normalised first, and a finite value otherwise."""
     models, base = problem(label)
     if label in NORMALIZED or refuses_negative(label):
         with pytest.raises(ValueError, match=r"sum to 0|values >= 0"):
@@ -749,8 +749,8 @@ def test_tall_masks_agree_with_the_reference(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("build", [methods.emr, *slow(methods.tall_masks)])
 def test_localized_models_of_degenerate_inputs(build):
-    """A single model is given back, models equal to the base give the base (fusion_bench: NaN),
-    and jit agrees."""
+    """A single model is returned unchanged, models equal to the base give the base
+    (fusion_bench: NaN), and jit agrees."""
     models, base = problem("magmax", full=True)
     alone = build(models[:1], base).model(base, 0)
     chex.assert_trees_all_close(alone, models[0], rtol=0, atol=16 * EPS)
@@ -782,7 +782,7 @@ def test_emr_scales_survive_huge_and_tiny_deltas():
 
 
 def test_tall_masks_do_not_depend_on_the_base():
-    """Masks are of differences; fusion_bench passes the base's values where 0 is meant."""
+    """Masks apply to differences; fusion_bench passes the base's values instead of 0."""
     random = np.random.default_rng(2)
     deltas = [np.round(random.normal(size=4000) * 256) / 256 for _ in range(4)]
     far = np.round(random.normal(size=4000) * 256) / 4

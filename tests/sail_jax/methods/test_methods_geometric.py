@@ -66,7 +66,7 @@ def law(i, among=SUBJECTS):
 
 
 def law_of_methods(i):
-    """Parametrises the i-th of seven laws over subjects that take programs of their own."""
+    """Parametrises the i-th of seven laws over subjects that require separate programs."""
     return pytest.mark.parametrize("label", [*of_law(i, 7, METHODS), *slow(*SLOW)])
 
 
@@ -191,7 +191,7 @@ def test_order_of_models_does_not_matter(label):
 
 @law(2, WHOLE)
 def test_rotations_and_scales_commute(label):
-    """All inputs rotated rotate the outcome, scaled scale it; condition numbers as above."""
+    """Rotating or scaling all inputs rotates or scales the outcome; condition numbers as above."""
     # mergekit's constants are absolute: they count below deltas of 1e-3, and of 1e-5
     absolute = label in ("stock mergekit", "multislerp mergekit")
     scales = [4.0] if absolute else [4.0, 2.0**-20]
@@ -282,7 +282,7 @@ def test_gradients_at_copies_and_zeros_are_finite(label):
 @pytest.mark.slow
 @law_of_methods(3)
 def test_pieces_equal_the_whole(label, monkeypatch):
-    """On runs of rows or entries, padded with zeros, as files are read."""
+    """Merges runs of rows or entries, padded with zeros, as when files are read."""
     name, options, count, with_base, _ = SUBJECTS[label]
     models, base = problem(count)
     merge, weights = methods.get(name)(**options), WEIGHTS[:count]
@@ -372,7 +372,7 @@ def two(label, a, b, base=0.0, **options):
 
 @law(3)
 def test_deltas_of_zero(label):
-    """A frozen tensor stays what it is, in every method."""
+    """A frozen tensor is unchanged by every method."""
     start = np.array([1.0, -2.0, 3.0, 0.5], np.float32)
     got = call(label, [{"a": start}] * SUBJECTS[label][2], {"a": start})["a"]
     np.testing.assert_allclose(got, start, rtol=4 * EPS)
@@ -382,7 +382,7 @@ def test_deltas_of_zero(label):
 
 @law_of_methods(4)
 def test_tiny_shapes(label):
-    """One direction only: between the shortest and the longest, or slerp's beyond."""
+    """There is only one direction: results lie within the range of the models, except for slerp."""
     count, shapes = SUBJECTS[label][2], [(), (1,), (3, 1), (1, 3), (0, 3), (2, 0)]
     models = [[jnp.full(shape, 1.0 + k) for shape in shapes] for k in range(count)]
     for shape, got in zip(shapes, call(label, models, [0 * x for x in models[0]]), strict=True):
@@ -393,7 +393,9 @@ def test_tiny_shapes(label):
 
 @law(4)
 def test_antipodal_vectors_are_interpolated_linearly(label):
-    """Two opposed vectors: no direction; the weighted mean of the vectors, or the base (stock)."""
+    """Two opposed vectors have no mean direction: the result is the weighted mean of the vectors,
+    or the base (stock).
+    """
     a = np.array([1.0, 2.0, 2.0, 4.0], np.float32)
     got = two(label, a, -a, weights=None)
     chex.assert_tree_all_finite(got)
@@ -562,7 +564,7 @@ def test_defect_model_stock_goes_backwards():
 
 @pytest.mark.slow
 def test_defect_karcher_ignores_weights_and_stops_early():
-    """mergekit knows equal weights only, and where directions cancel takes the first model."""
+    """mergekit supports only equal weights, and takes the first model if directions cancel."""
     models, _ = problem(3)
     equal = methods.karcher(compat="mergekit")(models)
     chex.assert_trees_all_equal(methods.karcher(compat="mergekit")(models, weights=WEIGHTS), equal)

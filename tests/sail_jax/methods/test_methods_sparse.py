@@ -1,4 +1,4 @@
-"""Breadcrumbs and DELLA: exact ranks, unbiased masks, and what others get wrong."""
+"""Breadcrumbs and DELLA: exact ranks, unbiased masks, and errors of other programs."""
 
 import math
 import os
@@ -119,7 +119,8 @@ def test_fraction_floors_decimals_as_written(part):
 
 
 def rescaled(deltas, name, scope, w, density=0.3, gamma=0.2):
-    """What each method adds to the base, by its definition: lists of vectors by model, float64."""
+    """Computes the change of the base by each method's definition: lists of vectors by
+    model, float64."""
     restored = []
     for tensors in deltas:
         parts = [np.concatenate(tensors)] if scope == "tree" else tensors
@@ -149,7 +150,7 @@ def rescaled(deltas, name, scope, w, density=0.3, gamma=0.2):
     ],
 )
 def test_rescale_restores_l1_norms(name, scope):
-    """The tensors' deltas differ in size: a norm of the tree is none of a tensor."""
+    """The tensors' deltas differ in size, so the norm of the tree differs from those of tensors."""
     random = np.random.default_rng(8)
     deltas = [[random.normal(size=20), 5 * random.normal(size=30)] for _ in range(2)]
     base, w = {"a": jnp.zeros(20), "b": jnp.zeros(30)}, [0.6, 0.3]
@@ -171,7 +172,7 @@ def test_rescale_restores_l1_norms(name, scope):
     [1, 3, 101, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 7, 99, 100, 1000))],
 )
 def test_keep_between_keeps_exactly_the_stated_number(n, floor):
-    """Whatever is equal: here all magnitudes are one of four."""
+    """Ties do not matter: here there are only four different magnitudes."""
     delta = np.random.default_rng(n).integers(-3, 4, n)
     for density, gamma in ((0.5, 0.01), (0.2, 0.0), (0.9, 0.5), (1.0, 0.3), (0.001, 0.9)):
         half = 0.0 if floor else 0.5
@@ -373,7 +374,7 @@ def test_weights_are_not_rounded_to_the_dtype_of_the_tensors():
 )
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 def test_what_is_kept_can_be_left_as_it_is(name, compat):
-    """Without `rescale` they are delta or nothing, and the same ones as with it."""
+    """Without `rescale`, entries are delta or 0, for the same masks as with it."""
     base = {"a": np.zeros((50, 40), np.float32)}
     one = {"a": np.float32(np.random.default_rng(0).normal(size=(50, 40)))}
     key = jax.random.key(0)

@@ -36,7 +36,7 @@ def law(i, among=SUBJECTS):
 
 
 def law_of_methods(i):
-    """Parametrises the i-th of five laws over subjects that take programs of their own."""
+    """Parametrises the i-th of five laws over subjects that require separate programs."""
     return pytest.mark.parametrize("label", [*of_law(i, 5, METHODS), *slow(*SLOW)])
 
 
@@ -202,7 +202,7 @@ def test_wudi_exact_is_where_adam_goes():
 @pytest.mark.slow
 @law_of_methods(1)
 def test_jit_equals_eager(label):
-    """Several factorisations in one program, and no deadlock."""
+    """Several factorisations in one program do not cause a deadlock."""
     models, base = problem()
     pick = lambda tree: {n: tree[n] for n in ("tall", "wide", "bias")}  # noqa: E731
     models, base = [*map(pick, models)], pick(base)
@@ -291,7 +291,7 @@ def test_scale_and_matrices():
 
 @pytest.mark.soak
 def test_iso_cts_without_room_is_iso_c():
-    """Of 5 directions 4 are common, and the last cannot be shared by 3 models."""
+    """4 of 5 directions are common, and the last one cannot be shared by 3 models."""
     models, base = problem()
     got, want = (m()(models, base)["tall"] for m in (methods.iso_cts, methods.iso_c))
     np.testing.assert_allclose(got, want, rtol=0, atol=100 * EPS)
@@ -330,7 +330,7 @@ def test_deltas_of_zero(label):
 @pytest.mark.slow
 @law_of_methods(3)
 def test_tiny_shapes(label):
-    """What is no matrix has the mean; more models than rows are no fault."""
+    """Leaves other than matrices are averaged; more models than rows are allowed."""
     shapes = [(), (1,), (1, 1), (3, 1), (1, 3), (0, 3), (2, 2)]
     models = [[jnp.full(shape, 1.0 + k) for shape in shapes] for k in range(3)]
     for shape, got in zip(shapes, call(label, models, [0 * x for x in models[0]]), strict=True):
@@ -342,7 +342,7 @@ def test_tiny_shapes(label):
 
 @law_of_methods(4)
 def test_low_rank_antipodal_and_tiny_deltas(label):
-    """Rank 1, opposed, 1e-5: finite, and within the span of what moved."""
+    """For opposed deltas of rank 1 and size 1e-5, the result is finite, and in their span."""
     u, v = np.arange(1.0, 8), np.array([1.0, -1, 0, 2, 0])
     delta = jnp.asarray(1e-5 * np.outer(u, v), jnp.float32)
     zero = {"a": jnp.zeros((7, 5))}

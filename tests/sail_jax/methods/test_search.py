@@ -1,4 +1,5 @@
-"""The search over coefficients: finds known minima, repeats, resumes, and survives bad values."""
+"""The search over coefficients finds known minima, is reproducible, resumes, and handles
+bad values."""
 
 import math
 
@@ -13,7 +14,7 @@ BOUNDS = {"scale": (0.0, 2.0), "weights": [(-1.0, 1.0), (0.0, 4.0)]}
 
 
 def bowl(options):
-    """Least, 0, at scale 0.7 and weights (-0.5, 3); narrow in one direction."""
+    """An objective with minimum 0 at scale 0.7 and weights (-0.5, 3), narrow in one direction."""
     a, (b, c) = options["scale"] - 0.7, options["weights"] - np.array([-0.5, 3.0])
     return float(a**2 + 10 * (a + b) ** 2 + 0.1 * (c - b) ** 2)
 
@@ -55,7 +56,7 @@ def test_budget_is_kept_and_seeds_repeat(budget):
 
 
 def test_only_the_order_of_values_matters():
-    """CMA-ES ranks: any increasing function of the objective is searched alike."""
+    """CMA-ES uses ranks: any increasing function of the objective gives the same search."""
     one = search(bowl, BOUNDS, budget=60)
     other = search(lambda options: math.log(bowl(options) + 1e-3) * 7 - 100, BOUNDS, budget=60)
     for (a, _), (b, _) in zip(one.history, other.history, strict=True):
@@ -126,7 +127,7 @@ def test_an_objective_cannot_change_the_record():
 
 @pytest.mark.slow
 def test_searched_coefficients_improve_on_the_defaults_of_a_merge():
-    """Models of unlike quality for one target: on new data the searched soup beats the uniform."""
+    """With models of different quality, the searched soup beats the uniform one on new data."""
     random = np.random.default_rng(0)
     target = random.normal(size=30)
     noise = [0.2, 1.0, 3.0]

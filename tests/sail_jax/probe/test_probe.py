@@ -46,7 +46,7 @@ def rng(seed=0):
 
 
 def tanh_net(params, x):
-    """Two hidden layers, a plain function."""
+    """A network with two hidden layers, as a plain function."""
     h1 = jnp.tanh(x @ params["w1"])
     h2 = jnp.tanh(h1 @ params["w2"])
     return h2 @ params["w3"], {"z_first": h1, "a_second": h2}
@@ -113,7 +113,7 @@ flax_modules = pytest.mark.parametrize("name", [soak_unless(n == "mlp", n) for n
 
 
 def flax_case(name, k=2, n=3):
-    """A module, k random models, a batch and a layer, in float32."""
+    """Makes a module, k random models, a batch and a layer, in float32."""
     module, layer = FLAX[name]
     random = rng(3)
     tokens, vectors, images = (
@@ -311,7 +311,7 @@ def test_two_linear_layers_leave_the_product_of_task_vectors():
 
 @pytest.mark.slow
 def test_dead_layers_have_cosines_by_convention():
-    """Both sides 0: they agree. One side 0: they do not."""
+    """The sides agree if both are 0, and disagree if only one is."""
 
     def net(p, x):
         return x * p, {"dead": 0 * x * p, "relu": jax.nn.relu(x * p)}
@@ -411,7 +411,7 @@ def test_simplex_grid_is_all_of_it():
 
 
 def test_integer_leaves_and_dtypes_stay():
-    """A merge of bfloat16 models is a bfloat16 model; counters that agree are kept."""
+    """A merge of bfloat16 models is a bfloat16 model; equal counters are kept."""
 
     def loss(params, x):
         assert params["w"].dtype == jnp.bfloat16
@@ -492,7 +492,7 @@ def test_stitching_by_definition():
 @pytest.mark.slow
 @flax_modules
 def test_stitching_flax_modules(name):
-    """Stitched to itself a network is itself; the last of another's layers is its output."""
+    """A network stitched to itself is unchanged; the last layer of another one is its output."""
     module, (one, two), batch, layer = flax_case(name)
     last = {"mlp": "out", "gpt": "unembed"}.get(name, "head")
     net = probe.flax_network(module.apply, [layer, last], intercept=nn.intercept_methods)
@@ -559,7 +559,7 @@ def test_eigenvalues_lie_within_their_residuals(steps):
 )
 @pytest.mark.parametrize("dtype", [np.float32, *slow(np.float64)])
 def test_krylov_spaces_that_are_exhausted(eigenvalues, dtype):
-    """Eigenvalues that occur several times are found as often, when there are steps for all."""
+    """Multiple eigenvalues are found with their multiplicity, given enough steps."""
     Q = np.linalg.qr(rng(6).normal(size=(9, 9)))[0]
     H = ((Q * eigenvalues) @ Q.T).astype(dtype)
     found = spectra(H, top=9, steps=9)
@@ -734,7 +734,7 @@ def test_interference_by_definition():
 
 @pytest.mark.slow
 def test_interference_of_known_geometry():
-    """Same, opposite, orthogonal and absent ones; of less rank they count what they have."""
+    """Same, opposite, orthogonal and zero task vectors, also of lower rank."""
     u, v = np.eye(4)[0], np.eye(4)[1]
     one = np.outer(u, u)
     models = [{"w": m} for m in (one, -2 * one, np.outer(v, v), 0 * one, one + np.outer(v, v))]
@@ -822,7 +822,7 @@ def test_inside_jit_as_outside(name):
 
 OF_ONE_MODEL = {"hessian_spectrum", "gaussian_sensitivity"}
 UNFIT = [
-    # not finite: seen in what was computed, so the probe is compiled
+    # values that are not finite are detected in the results, so the probe is compiled
     soak_unless(fault != "nan" or name in ("barrier", "interference"), name, fault)
     for name in PROBES
     for fault in ("shape", "leaf", "nan")

@@ -42,7 +42,7 @@ class Bed:
         return self.at(weights[1] / weights.sum(), examples)
 
     def gain(self, theta: float) -> float:
-        """How much better theta is than the better of the two models, in expectation."""
+        """Computes how much better theta is than the better of the two models, in expectation."""
         return min(self.optimum**2, (1 - self.optimum) ** 2) - (self.optimum - theta) ** 2
 
 

@@ -43,7 +43,7 @@ def grouped(y, heads, kv):
     return (x.reshape(-1, heads, D) for x in (q, k, v))
 
 
-# How the array is taken apart, its units, its axis, and what reads the heads' outcome.
+# The splitting of the array, its units, its axis, and the reader of the heads' output.
 LAYOUTS = {
     "(3, h, d)": (three_first, 3 * HEADS, "(head qk + head qk* + head v)", "(head* v*)"),
     "(h, 3, d)": (three_inside, 3 * HEADS, "(head (qk + qk* + v))", "(head* v*)"),

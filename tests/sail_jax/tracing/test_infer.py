@@ -1,4 +1,4 @@
-"""`spec_of` and `check_spec` on small networks whose spaces are plain to see."""
+"""`spec_of` and `check_spec` on small networks with obvious spaces."""
 
 import contextlib
 import re
@@ -87,7 +87,7 @@ def test_names_of_spaces_can_be_given():
 
 @pytest.mark.slow
 def test_a_leaf_that_is_used_in_two_senses_is_tied():
-    """What was once called exact: units of a tied stream, doubled."""
+    """Doubled units of a tied stream were once reported as exact."""
 
     def net(p, tokens):
         h = p["embed"][tokens]
@@ -241,7 +241,7 @@ def test_a_scale_of_half_precision_leaves_scales_free():
 
 @pytest.mark.slow
 def test_what_is_averaged_is_copied_evenly():
-    """Of units that are normed in groups, and scaled by what comes after, none has more copies."""
+    """Units that are normalised in groups and then scaled all have the same number of copies."""
 
     def net(p, x, size=2):
         h = (x @ p["in"]).reshape(-1, 4, size)
@@ -395,7 +395,7 @@ def test_a_module_in_training_mode_is_noticed_and_kept():
 
 @pytest.mark.slow
 def test_a_wrong_spec_is_found_and_the_axis_named():
-    """One axis of two is left out: the other is to blame for that, and said so."""
+    """One of two axes is omitted: the other one is reported as the cause."""
     params = drawn(**MLP)
     rules = {"in": "x* h", "bias": "_", "out": "h* y"}
     wrong = spec(params, rules, spaces={"h": "relu", "{x,y}": "outer"})

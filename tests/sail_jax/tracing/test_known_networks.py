@@ -120,7 +120,8 @@ def outcomes(jaxpr, values):
 
 
 def is_whole(value):
-    """Whether a value has a term for each axis: others wait for a cut along the first of them."""
+    """Checks whether a value has a term for each axis: others wait for a cut along the
+    first of them."""
     return not any(isinstance(label, Face) for label in value.axes)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that follow from a size, and gains that matrices alone read: small networks by hand."""
+"""Numbers that depend on a size, and gains that only matrices read, in small networks by hand."""
 
 import jax
 import jax.numpy as jnp

@@ -18,7 +18,7 @@ from sail_jax.tracing import pieces
 from sail_jax.tracing.pieces import Pieces, in_pieces
 from sail_jax.trees import leaf_paths
 
-# Of three slices [w, h] and three [h, o]: each pair has its own h, and all share w and o.
+# Three slices [w, h] and three [h, o]: each pair has its own h, and all share w and o.
 APART = "ab ac ad be ce de"
 # The same where an operation needs the order of w.
 ORDERED = "_a _b _c ad bd cd"
@@ -90,7 +90,7 @@ def _numbered_layers(w, u, x):
 
 
 def _nested(w, u, x):
-    """Of the layers of a scan each has two experts."""
+    """Each layer of a scan has two experts."""
 
     def step(carry, layer):
         w, u = layer

@@ -1,6 +1,6 @@
-"""Random small networks: what is inferred of them must hold, and must be what their maker knows.
+"""Random small networks: the inferred spec must be correct, and equal the known one.
 
-And the equations one by one: without any of them some network is changed by a map that is allowed.
+Each equation is necessary: without it, an allowed map changes some network.
 """
 
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def test_a_random_network_computes_the_same_in_every_basis_that_its_spec_allows(
     checked = check_spec(found.spec, network.apply, network.params, x, seed=seed)
     assert checked.trials
     assert not checked.failed, (network.blocks, checked.failed)
-    # Heads and groups are numbers in its code, and copies of them another network.
+    # Heads and groups are numbers in its code, so that copies of them would be a different network.
     plain = "attention" not in str(network.blocks) and "groupnorm" not in str(network.blocks)
     if plain:
         copied = check_spec(
@@ -74,7 +74,7 @@ def one_layer(act, **more):
     return net, drawn(**{"in": (3, 6), "out": (6, 2)}, **more)
 
 
-# For each part of an equation or event the network that needs it.
+# For each part of an equation or event, the network that requires it.
 NEEDED = {
     "scale of a curve": one_layer(lambda p, h: jnp.tanh(h)),
     "sign of a curve": one_layer(lambda p, h: jnp.maximum(h, 0)),

@@ -1,4 +1,5 @@
-"""Each rule by itself: operands permuted as labels allow give an outcome permuted likewise."""
+"""Each rule separately: operands permuted as labels allow give a result permuted in the
+same way."""
 
 import jax
 import jax.numpy as jnp

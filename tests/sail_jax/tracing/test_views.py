@@ -1,4 +1,4 @@
-"""Random programs that only move entries: a permutation of free units goes through exactly."""
+"""Random programs that only move entries: a permutation of free units is preserved exactly."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Averages kept while training: against the same iterates averaged afterwards, in float64."""
+"""Averages maintained during training, compared with averages of the same iterates in float64."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def start():
 
 
 def gradients(t):
-    """As random as one likes, so that no two iterates are near each other."""
+    """Draws random gradients, so that no two iterates are close to each other."""
     return jax.tree.map(lambda x: jnp.sin(x * 3 + t), start())
 
 
@@ -150,7 +150,7 @@ def test_dtypes_and_integers():
 
 @pytest.mark.slow
 def test_trainers():
-    """Found in a TrainState and an nnx.Optimizer; both maps of optax and orbax take the state."""
+    """The state is found in a TrainState and an nnx.Optimizer, and optax and orbax can map it."""
     tx = optax.chain(optax.sgd(1.0), average_params("ema", decay=0.5))
     state = TrainState.create(apply_fn=None, params={"a": jnp.zeros(2)}, tx=tx)
     state = state.apply_gradients(grads={"a": jnp.ones(2)})

@@ -1,4 +1,4 @@
-"""Rows of new tokens, against what defines them."""
+"""Rows of new tokens, compared with their definition."""
 
 import functools
 
@@ -49,7 +49,7 @@ def test_pursuit_is_what_defines_it(k):
 
 
 def test_pursuit_chooses_an_anchor_once():
-    """Nothing is left of the row after the first choice."""
+    """The residual of the row is 0 after the first choice."""
     found = pursue(np.float32([[3, 0]]), np.eye(2, dtype=np.float32), 2)
     assert (found.indices.tolist(), found.coefficients.tolist()) == ([[0, 1]], [[3, 0]])
 
@@ -99,7 +99,7 @@ def test_anchors_beyond_the_rank_are_not_used():
 
 
 def test_anchors_that_are_nearly_parallel():
-    """What the sum leaves is as short as least squares can make it, but for rounding of the sum.
+    """The residual of the sum is as small as that of least squares, except for rounding of the sum.
 
     Such a rounding is orthogonal to what is left, so that its square is added to the square.
     """

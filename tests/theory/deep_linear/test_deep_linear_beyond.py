@@ -297,7 +297,7 @@ def test_bad_subspaces_are_named(call, message):
 
 @functools.cache
 def overlaps(n, d):
-    """Of 500 data sets, which settings share."""
+    """Computes the overlaps of 500 data sets, shared by all settings."""
     return dl.simulate_overlaps(jax.random.split(jax.random.key(6), 500), [n], d)
 
 
@@ -312,7 +312,7 @@ def overlaps(n, d):
     ],
 )
 def test_advice_names_the_method_that_wins_in_simulation(n, theta, sigma, best):
-    """Paired over 500 data sets; null: the advised method's mean risk is not above another's."""
+    """Paired over 500 data sets. Null: the advised method has the smallest mean risk."""
     d = 200
     advised = advice.advise(n=n, d=d, theta=theta, sigma=sigma, against="unregularised")
     assert advised.method == best

@@ -47,7 +47,8 @@ def _in(hidden, weights, problem):
 
 
 def _gap(hidden, weights, x, y):
-    """How far the predictor is from the plain loop's, and the plain loop's size."""
+    """Computes the distance of the predictor from that of the plain loop, and the size of
+    the latter."""
     problem = directions.of_samples(x, y)
     hidden = directions.moving(weights, problem) if hidden is None else hidden
     beta = directions.predictor(problem, _in(hidden, weights, problem))
@@ -79,7 +80,7 @@ def test_other_directions_do_not():
     alone = weights[1] / jnp.linalg.norm(weights[1])
     other = jnp.linalg.qr(jnp.stack([alone, jnp.ones(D)], 1))[0].T
     for hidden in (alone[None], other):
-        assert _gap(hidden, weights, s.x, s.y) > 1e-5  # a thousand times what two may lose
+        assert _gap(hidden, weights, s.x, s.y) > 1e-5  # a thousand times the error allowed for two
 
 
 @pytest.mark.slow
@@ -150,7 +151,7 @@ def _ode(weights, x, y, time):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [5, D, 20])
 def test_the_flow_is_the_one_of_the_whole_network_to_fourth_order(n):
-    """Where the data do not see everything, what they do not see needs no coordinates."""
+    """Directions outside the row space of the data require no coordinates."""
     s, weights, time = _sample(n), _small(0.3), 4.0
     problem = directions.of_samples(s.x, s.y, unseen=False)
     assert problem.scale.shape == (min(n, D),)
@@ -167,7 +168,7 @@ def test_the_flow_is_the_one_of_the_whole_network_to_fourth_order(n):
 
 @pytest.mark.slow
 def test_rows_of_trained_networks_see_the_scale_that_was_printed():
-    """Fine-tuning keeps c (I - P) beta_s; the paper has c = 1, which the networks do not."""
+    """Fine-tuning keeps c (I - P) beta_s. The paper has c = 1, unlike the networks."""
     rng, at = np.random.default_rng(5), flow_claims.AT
     (claim,) = claims.select("features-are-fate/T3.9-networks-L2/ours")
     found = claims.check(claim)

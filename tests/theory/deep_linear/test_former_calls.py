@@ -47,7 +47,7 @@ def test_siblings_take_former_positions_too():
 
 
 def test_no_former_call_outlives_its_release():
-    """What is refused here goes: its line in the code, and this test passes again."""
+    """If this test fails, remove the former call from the code."""
     until = {of: end for of, end in UNTIL.items() if of.startswith("theory.")}
     assert "theory.deep_linear.fine_tune_risk" in until
     release = tuple(map(int, sail_jax.__version__.split(".")[:2]))

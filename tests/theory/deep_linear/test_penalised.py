@@ -37,7 +37,7 @@ def minimiser(x, y, penalties=0.0, start=0.0):
 
 
 def test_the_ledger_solves_the_penalised_problems():
-    """Its simulator finds the risks of minimisers, and the penalty of least mean risk."""
+    """Its simulator finds the risks of minimisers, and the penalty with the smallest mean risk."""
     n, s, offset, sigma, draws = (
         4,
         np.array([1.0, 0.5, 0.5, 0.2, 0.1]),
@@ -296,7 +296,7 @@ def test_advice_does_not_recommend_an_orthogonal_source():
 
 @pytest.mark.slow
 def test_no_penalty_is_never_better_than_the_best():
-    """Over loads, angles and noise, n = d included."""
+    """Tests loads, angles and noise, including n = d."""
     n = np.array([1, 10, 49, 50, 51, 52, 400])
     theta, sigma = np.linspace(0, pi, 7)[:, None], np.array([0.0, 1e-3, 0.3, 2.0])[:, None, None]
     risks = dl.transfer_risks(n=n, d=50, theta=theta, sigma=sigma, depth=1)

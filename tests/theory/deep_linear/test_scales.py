@@ -1,6 +1,6 @@
-"""Fine-tuning at any scale of the layers: ends that other minimisers have, and refusals.
+"""Fine-tuning at any scale of the layers: limits compared with other minimisers, and errors.
 
-The ledger has the simulations: networks that train, averages over data sets and linear programs.
+The simulations are in the ledger: trained networks, averages over data sets and linear programs.
 """
 
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def followed(x, y, source, r):
 
 
 def test_the_limit_is_the_end_of_the_flow_on_either_branch():
-    """Data whose singular values and labels differ; half of the neurons change their sign."""
+    """Draws data with different singular values and labels; half of the neurons change sign."""
     rng, turned = np.random.default_rng(5), []
     for r in (-6.0, -3.0, -2.0, -1.0, -0.3, 2.0) * 4:
         n, d = rng.integers(1, 4), 5

@@ -199,7 +199,7 @@ def test_a_random_subspace_is_best_at_one_of_its_ends(n, sigma):
 
 @pytest.mark.slow
 def test_directions_in_an_order_miss_what_comes_after():
-    """Isotropic inputs, ranks below n: against the law for features that are given."""
+    """For isotropic inputs and ranks below n, compares with the law for given features."""
     offset, n, sigma = np.array([0.9, 0.5, 0.4, 0.1, 0.1, 0.0]), 7, 0.3
     found = np.asarray(ranks.rank_risks(np.ones(6), offset, n=n, sigma=sigma))
     for k in range(1, 6):

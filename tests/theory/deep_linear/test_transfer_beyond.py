@@ -1,4 +1,4 @@
-"""Past the paper: training time, finite source data, sampled laws, rank k, advice."""
+"""Extensions of the paper: training time, finite source data, sampled laws, rank k, advice."""
 
 from math import pi, sqrt
 
@@ -304,7 +304,7 @@ def test_what_is_not_a_covariance_is_refused(matrix, message):
 
 
 def _in_single_precision():
-    """What float32 callers get: loads, and how far each is from n = d."""
+    """Results for float32 callers: loads, and their distances from n = d."""
     s = covariance.power_law(200, 0.8)
     a, b = np.random.default_rng(0).normal(size=(2, 200)) / sqrt(200)
     n = np.array([20.0, 100.0, 190.0, 198.0, 210.0, 400.0])

@@ -58,7 +58,7 @@ def measured(f, thetas, weights):
 
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 def test_quadratic_gap(weights):
-    """Against the function itself, and the pairs' formula."""
+    """Compares with the function itself, and with the formula for pairs."""
     rng = np.random.default_rng(1)
     k, a = len(weights), np.array(weights)
     H, g, thetas = rng.normal(size=(3, 4, 4)), rng.normal(size=(3, 4)), rng.normal(size=(k, 4))
@@ -230,7 +230,7 @@ def test_curvature_gives_the_gap(trained, weights):
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 0.8])
 def test_supremum_bounds_trained_networks(trained, alpha):
-    """On the loss; that it is no larger than it must be is the next test."""
+    """The bound holds for the loss; the next test shows that it is tight."""
     weights = (alpha, 1 - alpha)
     for pair in ((0, 1), (2, 3)):
         thetas = jax.tree.map(lambda t, pair=pair: t[jnp.array(pair)], trained[0])
@@ -428,7 +428,7 @@ def test_bad_input_is_named(call, message):
 
 @pytest.mark.slow
 def test_float32_and_traced_weights():
-    """4 eps of numbers of order one; nothing is checked of what is traced."""
+    """Tolerance: 4 eps of numbers of order one; traced values are not checked."""
     with jax.enable_x64(False):
         thetas = tuple(jnp.asarray(t, jnp.float32) for t in models(3, (3, 4, 2)))
         found = jax.jit(ctl.product_gap)(thetas, jnp.full(3, 1 / 3))

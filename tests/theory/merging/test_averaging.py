@@ -38,7 +38,7 @@ def unrolled(problem, rates, after):
 @pytest.mark.parametrize("rate", [0.1, 1.3])
 @pytest.mark.parametrize("variance", [None, 0.0, 2.0])
 def test_closed_forms_are_those_of_unrolled_sgd(rate, variance):
-    """Of increasing weights, one of them 0, at rates below and above 1 / h."""
+    """Increasing weights, one of them 0, at rates below and above 1 / h."""
     problem = NoisyQuadratic(0.8, rate, 0.7, 3, -1.5, variance)
     weights = np.array([0.0, 0.1, 0.2, 0.3, 0.4])
     after = np.zeros(13)

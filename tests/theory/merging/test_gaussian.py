@@ -52,7 +52,7 @@ def test_moments_are_sums_over_a_grid(method, density):
 @pytest.mark.parametrize("tasks", [replace(PAIR, tasks=1), replace(SPARSE, tasks=1)])
 @pytest.mark.parametrize("density", [0.1, 0.5])
 def test_ties_of_one_task_is_trimming(tasks, density):
-    """On the lattice only the cell around 0 is not exact, and it is trimmed."""
+    """On the lattice only the cell around 0 is inexact, and it is trimmed."""
     trimmed, elected = (merge_moments(tasks, method, density) for method in ("trim", "ties"))
     assert elected == pytest.approx(trimmed, rel=1e-9)
 
@@ -68,7 +68,7 @@ def test_equal_task_vectors_are_a_limit():
 
 
 def test_the_base_loses_what_it_lacks():
-    """By all ways in which three tasks can use an entry."""
+    """Sums over all ways in which three tasks can use an entry."""
     p, h = SPARSE.support, SPARSE.elsewhere
     mean = 0.0
     for n in range(1, 4):
@@ -94,7 +94,7 @@ def test_nothing_beats_the_average_where_all_tasks_use_all_entries(tasks):
 
 
 def test_what_jax_can_trace_is_what_the_mean_is_of():
-    """The moments for arrays beside those by truncated normal moments, in single precision."""
+    """Compares the moments for arrays with truncated normal moments, in single precision."""
     tasks = GaussianTasks(5, 0.2, 1.0, 2.0)
     found = np.array(dense_moments(5, 0.2, 1.0, 2.0, np.array([1.0, 0.3])))
     kept = merge_moments(tasks, "average"), merge_moments(tasks, "dare", 0.3)

@@ -73,7 +73,7 @@ def test_closed_forms_are_what_runs_do(bed):
 
 
 def test_without_noise():
-    """Nothing is random: gradient descent in NumPy, the closed forms, and every simulated run."""
+    """Without noise, gradient descent in NumPy, the closed forms and simulated runs agree."""
     tasks = replace(mixed(), noise=0.0)
     h, w, start = (np.asarray(x) for x in (tasks.curvature, tasks.weights, tasks.start))
     c, x = np.asarray(tasks.centres), np.repeat(np.asarray(tasks.start)[None], 3, 0)
@@ -356,7 +356,8 @@ def flat(tree):
 
 
 def kept_by(name, d):
-    """What is kept, in NumPy: TIES of the largest 30 % of each, then the sign of the sum."""
+    """The kept entries in NumPy: the largest 30 % of each (TIES), then those with the sign
+    of the sum."""
     if name == "ties":
         least = np.sort(np.abs(d), 1)[:, -round(0.3 * d.shape[1]), None]
         d = np.where(np.abs(d) >= least, d, 0)
@@ -388,7 +389,7 @@ def test_dare(rescale):
 
 
 def test_dare_on_the_testbed_is_dare_on_its_experts():
-    """Without noise the experts are known: the closed forms of the excess and of the dispersion."""
+    """Without noise the experts are known, and so are the excess and the dispersion."""
     tasks, p = replace(mixed(), noise=0.0), 0.3
     u = np.asarray(tasks.rate * tasks.curvature)
     pull = 1 - (1 - u) ** np.asarray(tasks.steps)[:, None]
@@ -406,7 +407,7 @@ def test_dare_on_the_testbed_is_dare_on_its_experts():
 
 
 def test_no_interference_no_effect():
-    """Election among task vectors that agree: V is what it was, not strictly less."""
+    """If task vectors agree, election leaves V unchanged, not strictly smaller."""
     agree = jax.tree.map(jnp.abs, vectors().delta)
     before, after = merging.effect(elect(), TaskVectors(agree, vectors().weight), W)
     assert before == after

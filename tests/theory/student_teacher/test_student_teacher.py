@@ -71,7 +71,7 @@ def test_gradient_against_finite_differences_and_on_the_diagonal():
 
 @pytest.mark.slow
 def test_zero_neurons():
-    """Value 0; the derivative is the central one, w.v / 4 in direction w."""
+    """The value is 0, and the derivative is the central one, w.v / 4 in direction w."""
     v = jax.random.normal(jax.random.key(1), (2, 4))
     zero, direction, h = jnp.zeros((1, 4)), jnp.ones((1, 4)), 1e-3
     assert not st.gram(zero, v).any()

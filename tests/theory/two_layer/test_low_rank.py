@@ -1,4 +1,4 @@
-"""Low-rank adapters on two-layer networks: the limits of their closed forms, and what is refused.
+"""Low-rank adapters on two-layer networks: limits of their closed forms, and errors.
 
 The ledger compares the closed forms with training; these tests compare them with one another.
 """
@@ -70,7 +70,7 @@ def test_the_end_for_any_target_is_that_of_modes_where_tasks_are_aligned(rank):
 
 
 def test_the_thresholds_are_where_losses_begin_to_rise():
-    """On either side of the threshold of each mode."""
+    """Tests both sides of the threshold of each mode."""
     for rank in (1, 2, 3):
         for n, threshold in enumerate(low_rank.harm_thresholds(PRE, FT, rank)):
             for factor in (0.99, 1.01):

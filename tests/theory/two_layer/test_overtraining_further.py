@@ -1,4 +1,4 @@
-"""What may follow or change pre-training: best times, rounding, SAM and label noise, by hand."""
+"""Changes during or after pre-training: best times, rounding, SAM and label noise, by hand."""
 
 import numpy as np
 import pytest

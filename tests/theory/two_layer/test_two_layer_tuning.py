@@ -92,7 +92,7 @@ def test_inflection_and_the_best_time(gamma):
 
 
 def test_inflection_points_run_from_one_to_d_as_in_definition_4_2():
-    """Spelt out: the smallest r in 1, ..., d - 1 with L(r) < L(r + 1), for losses of any shape."""
+    """Finds the smallest r in 1, ..., d - 1 with L(r) < L(r + 1), for losses of any shape."""
     rng = np.random.default_rng(0)
     for _ in range(50):
         losses = rng.normal(size=5)

@@ -1,4 +1,4 @@
-"""What holds no model is told from what does, by names and files alone."""
+"""Folders without a model are distinguished from models by names and files."""
 
 import json
 import re
@@ -44,7 +44,7 @@ NO_MODELS = {
 
 @pytest.mark.parametrize("kind", NO_MODELS)
 def test_adapters_are_no_models(kind):
-    """By their names alone, and by their config."""
+    """Adapters are recognised by their names alone, and by their config."""
     assert not_a_model(NO_MODELS[kind], {}, "x").startswith("is an adapter, not a model: ")
     about = config(base_model_name_or_path="org/base\x1b")
     said = not_a_model(NO_MODELS[kind], about, "some/adapter")

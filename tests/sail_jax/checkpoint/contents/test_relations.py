@@ -1,4 +1,4 @@
-"""What files state about tensors: found where the tensors contradict it, and mended in outputs."""
+"""Statements of files about tensors: contradictions are found, and corrected in outputs."""
 
 import json
 import random
@@ -78,8 +78,8 @@ def mixtral(**changed):
 
 
 LABELS = {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
-# What contradicts the tensors, the entry that is found, and what an output then states; None where
-# nothing tells what it should be.
+# A contradiction to the tensors, the entry that is found, and the value in an output; None if the
+# correct value is unknown.
 CASES = [
     (llama, {"vocab_size": 60}, "vocab_size", 64),
     (llama, {"hidden_size": 40, "head_dim": None}, "hidden_size", None),
@@ -200,7 +200,7 @@ def test_configurations_of_any_kind_are_looked_at_without_a_traceback():
         stated = {rng.choice(KEYS): anything(rng) for _ in range(rng.randrange(12))}
         config, left = following(stated, likes(sizes))
         assert all(str(found) for found in left)
-        # What was mended is mended, and nothing else is found after it.
+        # Corrected entries remain correct, and nothing else is found afterwards.
         assert following(config, likes(sizes))[0] == config or "nan" in repr(config)
 
 

@@ -1,4 +1,4 @@
-"""The code of the page on adding a format runs, and what it adds is read, written and named.
+"""The code of the page on adding a format runs, and the format is read, written and listed.
 
 That the page as a whole is enough, `tests/test_additions.py` checks.
 """

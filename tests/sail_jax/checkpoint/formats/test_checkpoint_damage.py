@@ -1,4 +1,4 @@
-"""Damaged, lying and hostile checkpoints: one error, in one line, that names the file."""
+"""Damaged, inconsistent and hostile checkpoints raise a one-line error that contains the file."""
 
 import io
 import json
@@ -94,7 +94,7 @@ def not_opened(path, message, read=open_checkpoint):
 
 
 def refused(path, data, message, read=open_checkpoint):
-    """A file of these bytes gives one error, in one line, that names the file."""
+    """Checks that a file of these bytes raises a one-line error that contains the file."""
     path.write_bytes(data)
     assert str(path) in not_opened(path, message, read)
 
@@ -105,7 +105,7 @@ def test_safetensors_headers(tmp_path, fault):
 
 
 def test_what_is_right_stays_right(tmp_path):
-    """The table's own template is readable: its faults are what is refused."""
+    """The unchanged template can be read, so the errors are caused by the faults."""
     (tmp_path / "m.safetensors").write_bytes(_raw({"a": _entry(), "__metadata__": {"x": "y"}}))
     np.testing.assert_array_equal(load_checkpoint(tmp_path / "m.safetensors")["a"], [0, 0])
 
@@ -172,7 +172,7 @@ def test_shards_that_disagree_with_their_index(shards):
 
 
 def test_shards_that_are_missing(shards):
-    """With an index that does not speak of one, and without an index."""
+    """Tests an index without an entry for it, and no index."""
     first = shards / "model-00001-of-00002.safetensors"
     lost = r"model.* has 1 of the 2 files model-\*-of-00002\.safetensors"
     _index(shards, _weights(lambda w: {n: file for n, file in w.items() if file != first.name}))
@@ -185,7 +185,7 @@ def test_shards_that_are_missing(shards):
 
 
 def test_a_member_of_two_names(tmp_path):
-    """Of an archive's directory, and of its own header."""
+    """The name in the archive's directory differs from that in the member's header."""
     _npz(tmp_path / "m.npz", a=_npy(np.zeros(2)))
     data = (tmp_path / "m.npz").read_bytes()
     data = b"b.npy".join(data.rsplit(b"a.npy", 1))
@@ -193,7 +193,7 @@ def test_a_member_of_two_names(tmp_path):
 
 
 def test_an_extension_that_flax_does_not_write(tmp_path):
-    """An array whose type is damaged is not left out as something else."""
+    """An array with a damaged type is not silently skipped."""
     file = tmp_path / "m.msgpack"
     save_checkpoint(file, ARRAYS)
     data = file.read_bytes()
@@ -296,7 +296,7 @@ def test_npz_members(tmp_path, data, message):
 
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path):
-    """A member that unpacks to more, or less, than it says; or says more than deflate can hold."""
+    """A member that unpacks to more or less than stated, or states more than is possible."""
     array = np.zeros(1 << 20, np.uint8)
     _npz(tmp_path / "m.npz", a=_npy(array))
     raw = (tmp_path / "m.npz").read_bytes()
@@ -316,16 +316,16 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path):
 def test_a_giant_configuration_is_not_read(tmp_path):
     (tmp_path / "config.json").write_bytes(b"{}")
     assert config_of({"config.json": tmp_path / "config.json"}) == {}
-    os.truncate(tmp_path / "config.json", 1 << 40)  # a hole: it takes no room on the disk
+    os.truncate(tmp_path / "config.json", 1 << 40)  # a sparse file, without blocks on disk
     with pytest.raises(ValueError, match=r"config\.json: cannot be read as JSON: .* has 10995"):
         config_of({"config.json": tmp_path / "config.json"})
 
 
 def test_members_in_the_same_bytes(tmp_path):
-    """One member that the directory lists under two names; and one that reaches into the next."""
+    """A member that the directory lists under two names, and one that overlaps the next."""
     _npz(tmp_path / "m.npz", a=_npy(np.zeros(9)), b=_npy(np.zeros(9)))
     raw = (tmp_path / "m.npz").read_bytes()
-    at = raw.rindex(b"PK\1\2") + 42  # where the directory says that b begins
+    at = raw.rindex(b"PK\1\2") + 42  # the start of b according to the directory
     both = r"'a\.npy' and 'b.npy' lie in the same bytes"
     refused(tmp_path / "m.npz", raw[:at] + bytes(4) + raw[at + 4 :], both)
     size = raw.index(b"PK\1\2") + 20  # of a, packed
@@ -334,7 +334,7 @@ def test_members_in_the_same_bytes(tmp_path):
 
 
 def test_a_directory_that_lost_a_member(tmp_path):
-    """It has no checksum: without its first entry, the rest would be a smaller checkpoint."""
+    """The directory has no checksum: without its first entry, it would be a smaller checkpoint."""
     save_checkpoint(tmp_path / "m.npz", ARRAYS)
     raw = (tmp_path / "m.npz").read_bytes()
     first = raw.index(b"PK\1\2")
@@ -348,7 +348,7 @@ def test_a_directory_that_lost_a_member(tmp_path):
 
 @pytest.mark.slow
 def test_a_packed_tensor_takes_the_memory_that_it_says(tmp_path):
-    """64 MB, and some MB for the blocks that are unpacked."""
+    """64 MB, plus some MB for the unpacked blocks."""
     np.savez_compressed(tmp_path / "m.npz", a=np.zeros(16 << 20, ">f4"))
     with open_checkpoint(tmp_path / "m.npz") as checkpoint:
         tensor = checkpoint.tensors["a"]
@@ -378,7 +378,7 @@ def test_msgpack_of_many_values_and_of_long_paths(tmp_path):
 
 
 def test_text_of_any_length_is_not_read(tmp_path):
-    """Zeros are text, and a file of zeros is a hole that takes no room on the disk."""
+    """A file of zeros is valid text, and takes no space on the disk if it is sparse."""
     file = tmp_path / "m.msgpack"
     file.write_bytes(b"\x81\xa1a\xdb" + struct.pack(">I", 2**32 - 99))
     os.truncate(file, 8 + 2**32 - 99)
@@ -412,7 +412,7 @@ def test_what_fails_for_memory_is_not_called_damaged():
 
 @pytest.mark.parametrize("depth", [100, 101, 500])
 def test_json_is_not_nested_too_deep(tmp_path, depth):
-    """`json` itself reads a thousand levels, of which a message can make no `repr`."""
+    """`json` reads a thousand levels, for which `repr` fails in a message."""
     text = b'{"a":' * depth + b"1" + b"}" * depth
     if depth == 100:
         assert config_of({"config.json": text})["a"]
@@ -424,7 +424,7 @@ def test_json_is_not_nested_too_deep(tmp_path, depth):
 
 def test_damaged_orbax(tmp_path):
     pytest.importorskip("orbax.checkpoint")
-    # Larger than what OCDBT keeps beside its keys, and can not be packed.
+    # Too large for OCDBT to store inline, and incompressible.
     large = np.random.default_rng(0).standard_normal(3000)
     save_checkpoint(tmp_path / "o", {"a": large}, format="orbax")
     with open_checkpoint(tmp_path / "o") as checkpoint:

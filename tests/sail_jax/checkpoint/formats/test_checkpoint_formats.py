@@ -1,4 +1,6 @@
-"""What is written in any format comes back bit for bit, here and in the format's own library."""
+"""Checkpoints written in any format are read back bit for bit, here and by the format's own
+library.
+"""
 
 import json
 import math

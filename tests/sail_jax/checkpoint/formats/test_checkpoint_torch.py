@@ -1,4 +1,4 @@
-"""PyTorch's files, made by hand in its layout, are read without it; whatever else is refused."""
+"""PyTorch's files, made by hand, are read without PyTorch; anything else is rejected."""
 
 import collections
 import json
@@ -216,8 +216,8 @@ def test_impossible_views(tmp_path, fake, shape, strides):
 
 
 def test_views_that_repeat_what_is_stored(tmp_path, fake):
-    """As much as an expanded mask may, not until they fill any memory: 2 EiB of 4 bytes, and
-    windows of 4 KB that each begin an entry later."""
+    """Views may repeat entries like an expanded mask, but not fill the memory: 2 EiB from 4
+    bytes, and windows of 4 KB that each start one entry later."""
     storage = Storage("0", "Float", np.zeros(2048, np.float32))
     fake.save(tmp_path / "m.bin", {"w": fake.tensor(storage, (1 << 20, 2), (0, 1))}, [storage])
     assert _load(tmp_path / "m.bin")["w"].shape == (1 << 20, 2)
@@ -262,7 +262,7 @@ def test_packed_views_in_order_unpack_once(tmp_path, fake, monkeypatch):
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_view_takes_the_memory_that_it_says(tmp_path, fake, compression):
-    """A column of 8 MB, of a storage of 32 MB; and some MB for the blocks that are unpacked."""
+    """A column of 8 MB in a storage of 32 MB, plus some MB for the unpacked blocks."""
     storage = Storage("0", "Float", np.zeros(8 << 20, np.float32))
     tree = {"w": fake.tensor(storage, (1024, 2), (2048, 1), 4 << 20)}
     fake.save(tmp_path / "m.bin", tree, [storage], compression)
@@ -309,7 +309,7 @@ def test_what_is_no_checkpoint_of_today(tmp_path, fake):
 
 @pytest.mark.parametrize("unit", [b"]", b"}\x94", b"(", b"\x95" + bytes(8)])
 def test_a_small_pickle_does_not_fill_the_memory(tmp_path, monkeypatch, unit):
-    """Lists, dictionaries in the memo, marks, frames: 70 bytes for one that deflate packs away."""
+    """Lists, memo entries, marks and frames take 70 bytes each, but compress to almost none."""
     monkeypatch.setattr(torch_pickles._Stream, "left", 10_000)
     archive(tmp_path / "m.bin", b"\x80\x04}" + unit * 100_000, (), zipfile.ZIP_DEFLATED)
     tracemalloc.start()

@@ -50,7 +50,7 @@ def files(folder):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
-    """Files of a model in two shards with much beside them, of one in one file, of an adapter."""
+    """Files of a model in two shards with other files, of a model in one file, of an adapter."""
     folder = tmp_path_factory.mktemp("stored")
     extras = {"config.json": b'{"n": 1}', "tokenizer.json": b'{"model": {"vocab": {"a": 0}}}'}
     save_checkpoint(folder / "shards", arrays(1), extras=extras, shard_bytes=300)
@@ -69,7 +69,7 @@ def stored(tmp_path_factory):
 
 @pytest.fixture
 def served(stored, tmp_path, monkeypatch):
-    """The server, with `cache` where huggingface_hub keeps what it downloads from there."""
+    """The server, with `cache`, the folder of huggingface_hub's downloads."""
     with fake_hub.serving() as server:
         server.models["org/model"] = {"main": stored.shards, "v1/x": stored.one}
         server.models["org/other"] = {"main": stored.one}
@@ -226,7 +226,7 @@ def test_a_path_comes_before_a_name(served, tmp_path):
     assert equal(load_checkpoint("org/model"), arrays(7))
     (tmp_path / "org/dangling").symlink_to("nowhere")
     assert "does not exist" in refused("org/dangling")
-    assert "does not exist" in refused("org/model@main")  # a step of a run that has none
+    assert "does not exist" in refused("org/model@main")  # a step of a run without steps
     assert served.asked == []
 
 
@@ -302,7 +302,7 @@ def test_what_is_missing_is_fetched(served, capsys):
         link = home / "snapshots" / served.commit(name) / lost
         link.resolve().unlink()
     assert "lacks some of its tensors" in refused("org/model", offline=True)
-    # What is no tensor may be missing, where there is no network.
+    # Other files may be missing if there is no network.
     with open_checkpoint("org/more", offline=True) as checkpoint:
         assert checkpoint.about()[1:] == ["the cache lacks tokenizer.json"]
     served.asked.clear()
@@ -314,7 +314,7 @@ def test_what_is_missing_is_fetched(served, capsys):
 
 
 def test_caches_of_other_programs(served):
-    """They keep no list of the files that a model has, and may have fetched some of them."""
+    """They have no list of a model's files, and may contain only some of them."""
     load_checkpoint("org/model")
     home = served.cache / "models--org--model"
     snapshot = home / "snapshots" / served.commit("org/model")
@@ -373,7 +373,7 @@ models:
 
 
 def written(folder):
-    """The text of all files of an output but its tensors."""
+    """Returns the text of all files of an output except its tensors."""
     return {p.name: p.read_text() for p in folder.iterdir() if p.suffix != ".safetensors"}
 
 
@@ -441,7 +441,7 @@ def test_operations_name_models(served, tmp_path):
     sources = {x.source for t in merged.plan.treatments for x in t.models}
     one = f"org/other@{served.commit('org/other')}/model.safetensors"
     assert sources == {one, *(f"org/model@{served.commit('org/model')}/{name}" for name in SHARDS)}
-    # by the folder of the cache: records have the name all the same
+    # by the folder of the cache; records still contain the name
     home = served.cache / "models--org--other"
     text = f"merge_method: passthrough\nmodels: [{{model: {home}}}]"
     ready = merge_recipe(text, "copy", run=RunOptions(sync=False, offline=True))

@@ -112,7 +112,7 @@ def test_an_output_in_more_shards_than_files_may_be_open(tmp_path, few):
 
 
 def test_files_are_flushed_wherever_they_are_open(tmp_path, monkeypatch):
-    """A file is flushed for what was written to it, not for what its descriptor once was."""
+    """A file is flushed because of what was written to it, not because of its former descriptor."""
     monkeypatch.setattr(files, "OPEN", files.Pool(0))
     monkeypatch.setattr(folders, "FLUSH", 16)
     flushed, done = [], threading.Event()
@@ -147,7 +147,7 @@ def test_many_patterns_match_what_each_does():
     parts = ["a", "b", "/", ".", "*", "{i}", "{a,b}", "**", "{a.b,c}"]
     for _ in range(300):
         texts = ["".join(rng.choice(parts, rng.integers(1, 5))) for _ in range(4)]
-        # Those with many wildcards are refused.
+        # Patterns with many wildcards are rejected.
         texts = [text for text in texts if text.count("*") + text.count("{") < 3]
         patterns = Patterns(texts)
         for _ in range(4):

@@ -1,4 +1,6 @@
-"""Quantised checkpoints are recognised; those of schemes that are not read are refused by name."""
+"""Quantised checkpoints are recognised; those with unsupported schemes are rejected with the
+scheme's name.
+"""
 
 from types import MappingProxyType, SimpleNamespace
 
@@ -89,7 +91,7 @@ def like(types):
 
 @pytest.mark.parametrize("case", CODES)
 def test_codes_are_recognised(case):
-    """By the configuration, and where there is one to be named by it, by names and types alone."""
+    """They are recognised by the configuration, or else by names and types alone."""
     method, told, types = CODES[case]
     assert quantization(like(types), stating(method)).startswith(f"{told} (")
     assert bool(quantization(like(types), {})) == (case != "a scheme of its own")

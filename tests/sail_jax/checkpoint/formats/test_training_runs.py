@@ -1,4 +1,4 @@
-"""Checkpoints as trainers leave them: containers within one another, chunks, steps, Levanter's."""
+"""Checkpoints of trainers: nested containers, chunks, steps, and Levanter's format."""
 
 import collections
 import itertools
@@ -118,7 +118,7 @@ def test_a_tensor_is_read_by_blocks(tmp_path, monkeypatch, shape):
 
 @pytest.mark.parametrize("run", [1, 80, 1 << 20])
 def test_every_range_of_every_chunking_is_read(tmp_path, monkeypatch, run):
-    """Rows that are larger than what is read at once are read in blocks of their own."""
+    """Rows that are larger than one read are read in separate blocks."""
     monkeypatch.setattr(stores, "_RUN", run)
     rng = np.random.default_rng(run)
     for i in range(12):
@@ -260,7 +260,7 @@ def test_steps_hold_no_steps(tmp_path):
 
 
 def test_a_folder_of_everything_is_no_checkpoint(tmp_path, monkeypatch):
-    """A home that happens to have a metadata.json is not searched to its end."""
+    """A home folder that happens to contain a metadata.json is not searched completely."""
     monkeypatch.setattr(stores, "_FOLDERS", 20)
     for i in range(30):
         (tmp_path / f"x{i}").mkdir()
@@ -302,7 +302,7 @@ def test_files_and_folders_of_hugging_face(tmp_path):
     [(7, 5), (1, 9, 4), (40,), (), (0, 3), (3, 0), (1, 1), (3, 4, 5), (2, 40), (2, 3, 7, 2)],
 )
 def test_a_tensor_is_written_in_chunks_that_orbax_reads(tmp_path, monkeypatch, shape):
-    """Whatever its shape, a chunk has at most `_CHUNK` bytes, and as much is read at once."""
+    """A chunk of any shape has at most `_CHUNK` bytes, and is read at once."""
     monkeypatch.setattr(stores, "_CHUNK", 32)
     monkeypatch.setattr(stores, "_RUN", 32)
     monkeypatch.setattr(stores, "_IN_FLIGHT", 40)  # two commits for the larger ones

@@ -63,7 +63,7 @@ def adapter(path):
 
 
 def best(delta, rank):
-    """The least error of a rank, by Eckart and Young, divided by the norm."""
+    """Computes the smallest error of a rank, by Eckart and Young, divided by the norm."""
     s = np.linalg.svd(delta, compute_uv=False)
     return np.linalg.norm(s[rank:]) / np.linalg.norm(s)
 
@@ -230,7 +230,7 @@ def two(tmp_path_factory):
 
 
 def changes(folder):
-    """The change of the one module in both adapters, in float64."""
+    """Computes the change of the module that is in both adapters, in float64."""
     parts = [adapter(folder / name)[0] for name in "ab"]
     products = [x[f"{UP}.lora_B.weight"] @ x[f"{UP}.lora_A.weight"] for x in parts]
     return products[0], 6 / math.sqrt(3) * products[1]
@@ -279,10 +279,10 @@ def test_a_method_merges_core_matrices(two, tmp_path, monkeypatch):
 
     monkeypatch.setattr(adapting, "_spooled", noted)
     merge_adapters([two / "a", two / "b"], tmp_path / "max", method="magmax")
-    assert " at 0x" not in marks[0]  # another process, which resumes, has other addresses
+    assert " at 0x" not in marks[0]  # the resuming process has different addresses
     got, _ = merged(tmp_path / "max")
     a, b = changes(two)
-    # Of full rank in their own spaces: the singular vectors of the stacked factors.
+    # Full rank in their own spaces: the singular vectors of the stacked factors.
     parts = [adapter(two / name)[0] for name in "ab"]
     scale = 6 / math.sqrt(3)
     B = np.concatenate(
@@ -405,7 +405,7 @@ def test_what_does_not_fit_is_refused_in_one_line(two, tmp_path, monkeypatch, ca
         errors = capsys.readouterr().err.splitlines()
         assert len(errors) == 1, errors
         assert re.search(said, errors[0]), (words, errors)
-        # What was computed before the NaN were found stays, to be resumed.
+        # Work done before the NaN was found is kept, to be resumed.
         shutil.rmtree(".out.factors", ignore_errors="nan" not in words)
         assert sorted(path.name for path in two.iterdir()) == before, words
 

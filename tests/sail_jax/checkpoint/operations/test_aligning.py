@@ -182,7 +182,7 @@ def test_refusals(pair, tmp_path):
         align_checkpoints(a, b, tmp_path / "out", method="activations")
     with pytest.raises(ValueError, match=r"spaces takes at least \d+ MiB, got 0 MiB") as refused:
         align_checkpoints(a, b, tmp_path / "out", run=RunOptions(max_memory=10**6))
-    # A limit as named is not refused.
+    # A limit equal to the stated one is accepted.
     named = int(re.search(r"least (\d+)", str(refused.value))[1])
     with pytest.raises(ValueError, match="takes at least"):
         align_checkpoints(a, b, tmp_path / "no", run=RunOptions(max_memory=(named - 1) << 20))
@@ -275,7 +275,7 @@ def test_tensors_without_axes_are_compared(dtype, tmp_path):
     rules = Rules(axes, {"x": "outer", "y": "outer", "hidden": "relu"})
     done = align_checkpoints(a, b, tmp_path / "out", spec=rules)
     assert str(done.verdict) == "not run"
-    # all that is left between the two is the scale
+    # the two now differ only in scale
     squares = sum(np.sum(one[n].astype(float) ** 2) for n in ("in", "out", "scale"))
     assert done.aligned.distance[1] == pytest.approx(1 / squares**0.5, rel=1e-5)
     assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
@@ -352,7 +352,7 @@ def test_the_command(pair, tmp_path, capsys):
     )
     assert any(re.match(objective, x) for x in lines)
     assert any(re.match(r"distance \|A - B\| / \|A\|: .* before, 0 after", x) for x in lines)
-    assert "; exactness: the function is preserved" in lines[-1]  # by what has been run
+    assert "; exactness: the function is preserved" in lines[-1]  # as confirmed by a run
     assert any(
         line.startswith("B before and after, outputs in float32: ") and "within" in line
         for line in lines

@@ -1,4 +1,4 @@
-"""Averages of runs on disk: values in float64, what else is kept, and what trainers restore."""
+"""Averages of runs on disk: values in float64, other files, and restoring by trainers."""
 
 import json
 import shutil
@@ -130,7 +130,7 @@ def test_all_else_is_byte_for_byte(run, tmp_path):
     before, after = stored(old / "state"), stored(new / "state")
     assert before.keys() == after.keys()
     changed = {key for key in before if before[key] != after[key]}
-    # what stayed the same by chance is b, of ones that no gradient moved apart, if any
+    # only b, which is all ones, may be unchanged by chance
     assert changed <= {k for k in before if k.startswith("params.") and ".z" not in k}
     assert {key.rpartition("/")[0] for key in changed} >= {"params.a.0.kernel", "params.half"}
 
@@ -142,7 +142,7 @@ def test_state_of_the_optimiser(run, tmp_path):
     got = restored(tmp_path / "zero")["state"]
     assert all(not np.asarray(x).any() for x in jax.tree.leaves(got.opt_state))
     assert got.step == 4
-    # chunks of zeros are there: a reader may take missing ones for a fault
+    # chunks of zeros are stored, since a reader may take missing ones for damage
     assert stored(tmp_path / "zero/400/state").keys() == stored(folder / "400/state").keys()
     assert not load_checkpoint(tmp_path / "zero")["opt_state/1/0/count"]
     c = np.full(4, 1 / 4)
@@ -171,7 +171,7 @@ def test_parameters_alone(run, tmp_path):
 
 
 def test_resumed(run, tmp_path, monkeypatch):
-    """Stopped after one tensor; what is there then is kept, and the whole is that of one go."""
+    """Stopped after one tensor; its work is kept, and the result equals that of a single run."""
     folder, _ = run
     read = module.Averaged.read
 
@@ -291,7 +291,7 @@ def test_levanter(tmp_path):
 
 
 def test_links_to_folders_are_not_copied(run, tmp_path):
-    """Those to the folder above them would be copied as 2^40 folders."""
+    """Links to a parent folder would be copied as 2^40 folders."""
     folder, _ = run
     shutil.copytree(folder, tmp_path / "run")
     newest = max((tmp_path / "run").iterdir(), key=lambda path: int(path.name))

@@ -1,5 +1,6 @@
-"""Inputs that are written while they are read, or between a run and its resumption: what comes out
-is of one version of each, or nothing comes out and the error names the file."""
+"""Inputs that are written while they are read, or between a run and its resumption: the output uses
+one version of each, or there is no output and the error contains the file.
+"""
 
 import json
 import os
@@ -65,7 +66,7 @@ def laid(inputs, tmp_path):
 
 
 def negate(file, keep_time):
-    """Every value written with the other sign, in place: the size stays, and if asked the time."""
+    """Negates every value in place, with the same size and optionally the same time."""
     before, data = file.stat(), np.frombuffer(file.read_bytes(), np.uint8).copy()
     data[8 + int(data[:8].view(np.uint64)[0]) + 3 :: 4] ^= 0x80
     with file.open("r+b") as stream:
@@ -123,7 +124,7 @@ def test_replaced_or_removed_while_it_is_read(laid, monkeypatch, act):
 
 
 def test_written_through_a_memory_map(laid, monkeypatch):
-    """Whose times the system may note only later: the values themselves are looked at."""
+    """The system may update the time only later, so the values themselves are compared."""
     folder = laid("mapped")
     file = folder / "a" / NAME
 
@@ -154,7 +155,7 @@ def test_changed_before_it_is_resumed(laid, work):
 
 
 def test_an_upgrade_before_it_is_resumed(laid, monkeypatch):
-    """Masks and ranks may have changed: the output would be old in part."""
+    """Masks and ranks may have changed, so part of the output would be outdated."""
     folder = laid("one")
     interrupted(merged, folder)
     began = running.versions()
@@ -170,7 +171,7 @@ def test_an_upgrade_before_it_is_resumed(laid, monkeypatch):
 
 
 def test_touched_links_and_rights_change_nothing(laid):
-    """What a backup does to a file between two runs is no change of it."""
+    """The effects of a backup on a file between two runs are not considered a change."""
     whole, folder = laid("whole"), laid("two")
     merged(whole)
     interrupted(merged, folder)
@@ -183,7 +184,7 @@ def test_touched_links_and_rights_change_nothing(laid):
 
 
 def test_a_neighbour_may_change(laid, monkeypatch):
-    """A log beside the tensors, say: nothing is read of it."""
+    """An example is a log next to the tensors, which is not read."""
     folder = laid("log")
     entries_read(monkeypatch, lambda: (folder / "a" / "train.log").write_text("x"), 20)
     merged(folder)

@@ -1,4 +1,4 @@
-"""Several documents in one file: in order of need, each resumable, and nothing left between."""
+"""Several documents in one file: ordered by dependency, resumable, no intermediate files."""
 
 import os
 
@@ -47,7 +47,7 @@ def left(folder):
 
 
 def test_each_comes_after_those_that_it_uses(folder):
-    (folder / "first").mkdir()  # what a document makes has precedence over a folder of its name
+    (folder / "first").mkdir()  # outputs take precedence over folders
     done = merge_recipe(text(folder, LAST, SECOND, FIRST), folder / "out")
     got = load_checkpoint(folder / "out")["w"]
     first = (A + B) / 2
@@ -81,7 +81,7 @@ def test_a_folder_of_several_outcomes_is_replaced_one_by_one(folder):
     with pytest.raises(CheckpointError, match=r"out exists already; .*, or force=True replaces it"):
         merge_recipe(recipe, out)
     merge_recipe(recipe, out, run=forced)
-    assert left(out) == ["first", "other", "third"]  # ours by its record, though of another name
+    assert left(out) == ["first", "other", "third"]  # identified by its record
     np.testing.assert_array_equal(load_checkpoint(out / "first")["w"], A)
     assert not os.path.samestat(before, (out / "first" / ".sail-jax").stat())
     for name, reason in ((".DS_Store", "it is not a folder"), ("first/mine", "'mine' was added")):
@@ -215,7 +215,7 @@ def test_the_command_plans_and_merges_all(folder, capsys):
     said = capsys.readouterr()
     assert "first, intermediate: 1 tensors in " in said.out
     assert f"{folder}/out: 1 tensors in " in said.out
-    assert "lost: " not in said.err  # what one document writes for people is no loss of the next
+    assert "lost: " not in said.err  # one document's text for readers does not affect the next
     assert "second: note: revision v1 has no effect: first is another document" in said.err
     assert left(folder) == ["out"]
 
@@ -241,7 +241,7 @@ def test_each_has_its_report(folder, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_what_needs_values_of_another_is_planned_once_they_are_there(folder, monkeypatch):
-    """As an alignment does, whose own tests take long."""
+    """An example is an alignment, whose own tests take long."""
 
     def reads(reference, *others, **options):
         reference.tensors["w"].read(np.empty(6, np.float32))

@@ -58,7 +58,8 @@ def test_karcher_counts_the_base_and_no_weights(tmp_path):
     u = got / np.linalg.norm(got)
 
     def slope(weights):
-        """Of the sum of weight times squared angle, along the sphere: 0 where that is least."""
+        """Computes the slope of the sum of weight times squared angle on the sphere: 0 at
+        its minimum."""
         total = np.zeros_like(u)
         for name, weight in weights.items():
             unit = vectors[name].astype(float) / norms[name]
@@ -83,7 +84,7 @@ def test_task_arithmetic_of_one_adapter(tmp_path, base):
         tmp_path / "out",
     )
     got = load_checkpoint(done.out)
-    # Of the base with its adapter there is nothing left to add: it is written as it is.
+    # The base with its adapter is written unchanged.
     share = 1.0 if "+" in base else 0.5
     assert got.keys() == built.right.keys()
     for name, right in built.right.items():

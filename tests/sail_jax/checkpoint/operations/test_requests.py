@@ -1,4 +1,4 @@
-"""Requests: the functions in Python hand on every argument, and a plan writes nothing."""
+"""Requests: the Python functions pass on every argument, and a plan writes nothing."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""What operations return is shown in one line, with what they made."""
+"""Results of operations are shown in one line, with their outputs."""
 
 import dataclasses
 from pathlib import Path
@@ -72,5 +72,5 @@ def test_so_is_what_each_operation_returns(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", Result.__subclasses__(), ids=lambda kind: kind.__name__)
 def test_every_result_has_that_line(kind):
-    """Also those that this file does not make: `dataclass` would write another."""
+    """Also results that are not created in this file: `dataclass` would give a different line."""
     assert kind.__repr__ is Result.__repr__

@@ -1,4 +1,4 @@
-"""Searches over checkpoints: in folders by functions and commands, recipes, and what is refused."""
+"""Searches over checkpoints: in folders by functions and commands, recipes, and errors."""
 
 import json
 import sys
@@ -54,7 +54,7 @@ def score(path: str) -> np.ndarray:
 
 @pytest.mark.slow
 def test_folders_are_scored_and_removed(models, tmp_path):
-    """The uniform soup is the planted optimum; every candidate folder is gone at the end."""
+    """The uniform soup is the planted optimum; every candidate folder is removed at the end."""
     base, *tuned = models
     seen: list[str] = []
 
@@ -135,7 +135,7 @@ def test_other_examples_are_refused(models):
 
 @pytest.mark.slow
 def test_a_recipe_makes_the_same_merge(models, tmp_path):
-    """What the search scored is what the recipe merges, bit for bit."""
+    """The recipe gives the same merge as the one scored by the search, bit for bit."""
     base, *tuned = models
     for arm in arms(2, True, ["ties", "dare_ties", "weights", "tsv_m"], seed=7):
         options = arm.spread(1, np.random.default_rng(0))[0]
@@ -166,7 +166,7 @@ def test_models_of_recipes(tmp_path):
 
 
 def test_json_scores_keep_their_order():
-    """Examples are put in one order, whatever order the command prints them in."""
+    """Examples are sorted, so the order in which the command prints them has no effect."""
     from sail_jax.checkpoint.operations.searching import _read_scores
 
     lines = [json.dumps({"example": f"{k}", "score": k}) for k in (3, 1, 2)]

@@ -24,7 +24,7 @@ COMMANDS = {
     "align": ["align", "--max-sweeps=1", "--no-certify", "a", "b"],
 }
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL]
-# What runs a suite may have it ignore signals, and its children inherit that.
+# The program that runs the suite may have disabled signals, which its children inherit.
 CHILD = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,7 +88,7 @@ def stopped(command, out, number, wait):
             child.send_signal(number)
         _, said = child.communicate(timeout=120)
     whole = os.path.exists(out) and not os.path.exists(f".{out}.partial")
-    if child.returncode == -number != -signal.SIGKILL:  # an interpreter that ends handles none
+    if child.returncode == -number != -signal.SIGKILL:  # no signals are handled at exit
         assert whole, said
     else:
         assert child.returncode in {0, -number if number == signal.SIGKILL else 130}, said
@@ -108,10 +108,10 @@ def attacked(name, numbers, moments, seed):
             assert contents(out) == want
             shutil.rmtree(out)
         wrote, code = stopped(command, out, numbers[k % len(numbers)], random.uniform(0, writes))
-        writes = wrote or writes  # a machine is not always as fast
+        writes = wrote or writes  # the speed of a machine varies
         hits += code in (130, -signal.SIGKILL)
         assert not os.path.exists(out) or contents(out) == want
-        if k + 1 == moments or random.random() < 0.7:  # else it is stopped once more on its way
+        if k + 1 == moments or random.random() < 0.7:  # otherwise it is stopped once more
             assert cli.main([*command, out, "--resume", "--quiet"]) == 0
             assert contents(out) == want
             assert not os.path.exists(f".{out}.partial")

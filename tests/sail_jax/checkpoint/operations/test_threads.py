@@ -1,4 +1,4 @@
-"""No command stands still, whatever the numbers of threads and cores; a pause is reported."""
+"""No command hangs for any numbers of threads and cores; a pause is reported."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ def inputs(tmp_path_factory):
 
 
 def repeated(inputs, threads, cores, times, names):
-    """Runs commands in a process of its own, on some cores; returns the bytes of each output."""
+    """Runs commands in a separate process, on some cores; returns the bytes of each output."""
     folder, _ = inputs
     # compiled as users do: tests are told to use one thread of XLA's
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}

@@ -1,4 +1,4 @@
-"""Checkpoints with another's tokenizer: which rows they get, and what is refused."""
+"""Checkpoints with the tokenizer of another: their rows, and errors."""
 
 import json
 
@@ -53,7 +53,7 @@ def save(folder, arrays, tokens, special, roles, config=(), generation=(), **ste
 
 @pytest.fixture
 def pair(tmp_path):
-    """A base and a donor of another width, of which the base's rows are a linear image."""
+    """A base and a donor of a different width; the base's rows are linear images of the donor's."""
 
     def make(dtype=np.float32, tied=False, padding=0):
         rng = np.random.default_rng(0)
@@ -92,7 +92,7 @@ KEPT = [i for i in range(len(DONOR)) if i not in NEW]
 
 
 def kept_rows(base):
-    """The base's rows of the donor's tokens that it has, in the donor's order."""
+    """Returns the base's rows of shared tokens, in the donor's order."""
     texts = [SAME.get(DONOR[i], DONOR[i].replace("Ġ", "▁")) for i in KEPT]
     return base[[BASE.index(text) for text in texts]]
 
@@ -141,7 +141,7 @@ def test_methods_on_tied_bfloat16_in_batches(pair, tmp_path, monkeypatch, method
     else:
         wide = donor[EMBEDDING].astype(np.float32)
         want = transplant(wide[NEW], wide[KEPT], kept.astype(np.float32), method, 3)
-    # One rounding to bfloat16, which batches may turn.
+    # One rounding to bfloat16, which may depend on the batches.
     np.testing.assert_allclose(
         made[EMBEDDING][NEW].astype(np.float32), want, rtol=2**-8, atol=8 * EPS
     )

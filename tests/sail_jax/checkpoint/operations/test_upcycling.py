@@ -81,7 +81,7 @@ GRANITE = {
 
 @pytest.mark.soak
 def test_stacked_experts_are_joined_while_they_are_written(tmp_path, models):
-    """Copies and drawn ones; and copies of one network are certified."""
+    """Experts are copied or drawn; copies of one network are certified."""
     _, found = models
     folders = [save(tmp_path / f"g{k}", x, GRANITE) for k, x in found.items()]
     given = text(folders).replace(PROMPTS.format(2), PROMPTS.format(2) + "\n  drop: 0.5")

@@ -1,4 +1,4 @@
-"""Outputs appear whole or not at all, and interrupted work is continued to the same bytes."""
+"""Outputs are written atomically, and interrupted work is continued to the same bytes."""
 
 import contextlib
 import errno
@@ -369,7 +369,7 @@ def test_the_old_output_has_its_name_again_if_the_new_one_never_gets_it(tmp_path
 
 
 def _behind_its_back(path, at=-1):
-    """Changes one byte, and lets the file seem as old as it was."""
+    """Changes one byte, and preserves the file's time."""
     about, data = path.stat(), bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
@@ -382,7 +382,7 @@ def _linked(path):
 
 
 def _pipe(path):
-    """Whoever opens it to read waits forever."""
+    """Creates a pipe: opening it for reading waits forever."""
     path.unlink()
     os.mkfifo(path)
     os.utime(path, (0, 0))
@@ -422,7 +422,7 @@ def test_what_is_not_ours_or_was_changed_is_left_alone(tmp_path, said):
 
 @pytest.mark.parametrize("closed", ["m", "step"])
 def test_what_this_user_may_not_remove_is_left_alone(tmp_path, monkeypatch, closed):
-    """Found out before any work, and not when the old output is to go."""
+    """Detected before any work, and not when the old output is removed."""
     older = _older(tmp_path / "m")
     access = lambda path, mode: Path(path).name != closed  # noqa: E731
     monkeypatch.setattr(written.os, "access", access)
@@ -441,7 +441,7 @@ def test_what_changes_while_the_new_output_is_written_is_left_alone(tmp_path):
 
 
 def _moved(path, victim):
-    """A file or folder that lies elsewhere, with a link in its place."""
+    """A file or folder is moved elsewhere and replaced by a link."""
     path.rename(victim / "moved")
     path.symlink_to(victim / "moved")
 
@@ -464,7 +464,7 @@ SHARD = "data/model-00001-of-00003.safetensors"
     ],
 )  # fmt: skip
 def test_what_is_planted_beside_an_output_is_not_taken(tmp_path, plant, says):
-    """Whoever resumed it would write through the link, into the file of someone else."""
+    """Resuming would write through the link, into another user's file."""
     place, victim = tmp_path / "m", tmp_path / "victim"
     with _create(place) as out:
         _write(out, ["a"])
@@ -493,7 +493,7 @@ def test_unfinished_work_of_another_user_is_not_taken(tmp_path, monkeypatch, who
 
 
 def test_an_output_has_the_usual_rights(tmp_path):
-    """The folder in which it is made is this user's alone, which must not show."""
+    """Its temporary folder is private to this user, which must not affect the output."""
     (tmp_path / "usual").mkdir()
     (tmp_path / "usual" / "file").write_text("")
     with _create(tmp_path / "m") as out:
@@ -507,7 +507,7 @@ def test_an_output_has_the_usual_rights(tmp_path):
 
 
 def test_work_of_another_version_is_not_continued(tmp_path):
-    """The output would be of one version in part, and of another in part."""
+    """The output would be a mixture of two versions."""
     place, began = tmp_path / "m", {"sail-jax": "1.0", "jax": "0.10.1", "numpy": "2.0"}
     with _create(place, versions=began) as out:
         _write(out, ["a"])
@@ -640,7 +640,7 @@ def test_a_disk_full_midway_keeps_what_is_finished(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_is_written_is_sent_to_the_disk_meanwhile(tmp_path, monkeypatch, fails):
-    """A disk that refuses says so once, to whoever asks first: it must not be lost."""
+    """The system reports a failed write once, to the first caller, so it must not be lost."""
     flushed = threading.Event()
 
     def flush(fd):
@@ -725,7 +725,7 @@ def test_mutated_journals_never_change_the_output(tmp_path, monkeypatch):
 
 
 def test_a_forged_journal_is_not_believed(tmp_path):
-    """Lines with right checksums and wrong claims: pieces that overlap, are giant, or elsewhere."""
+    """Lines with correct checksums, and with pieces that overlap, are huge, or are misplaced."""
     with _create(tmp_path / "m") as out:
         partial = out.partial
     head = (partial / "journal").read_bytes()

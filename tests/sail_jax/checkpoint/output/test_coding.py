@@ -72,7 +72,7 @@ CHANNELS = {
         }
     },
 }
-# What is stated, the name of scales, their shape, rows and columns of a block, dtype, powers of 2.
+# The configuration, the name and shape of scales, rows and columns of a block, dtype, powers of 2.
 SCHEMES = {
     "tensor": ({"quant_method": "fp8"}, "weight_scale_inv", (), ROWS, COLUMNS, F32, False),
     "tensor in a list": ({"quant_method": "fp8"}, "scale", (1,), ROWS, COLUMNS, F32, False),
@@ -91,7 +91,7 @@ SCHEMES = {
 
 
 def weights(seed):
-    """A matrix with rows and columns of unlike sizes, and a corner of zeros."""
+    """Makes a matrix with rows of different scales, and a corner of zeros."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(ROWS, COLUMNS)) * np.exp(2 * rng.normal(size=(ROWS, 1)))
     x[:16, :48] = 0
@@ -99,7 +99,7 @@ def weights(seed):
 
 
 def saved(folder, scheme, seed=0):
-    """A checkpoint in FP8 with a weight in codes and tensors that are none."""
+    """Makes a checkpoint in FP8 with a quantised weight and unquantised tensors."""
     about, name, shape, high, wide, dtype, powers = SCHEMES[scheme]
     codes, scales, _ = quantised(weights(seed), high, wide, dtype, powers=powers)
     stored = {
@@ -133,7 +133,7 @@ def test_codes_are_the_nearest():
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_merge_in_fp8_is_the_plain_one_in_codes(tmp_path, scheme):
-    """Weights are the merge without codes, quantised as the base is."""
+    """Weights equal those of the unquantised merge, quantised like the base."""
     models = [saved(tmp_path / name, scheme, seed) for seed, name in enumerate("ab")]
     merged = merge_checkpoints(models, tmp_path / "out", run=FP8)
     plain = load_checkpoint(merge_checkpoints(models, tmp_path / "plain").out)
@@ -154,7 +154,7 @@ def test_a_merge_in_fp8_is_the_plain_one_in_codes(tmp_path, scheme):
     record = json.loads((merged.out / "requantization.json").read_text())
     assert record["tensors"] == {"layers.0.q.weight": error._asdict()}
     stated = json.loads((merged.out / "config.json").read_text())["quantization_config"]
-    # What is said of activations has a test of its own.
+    # Entries on activations have a separate test.
     apart = ("config_groups", "kv_cache_scheme", "activation_scheme")
     assert stated.keys() == about.keys()
     assert all(stated[key] == value for key, value in about.items() if key not in apart)
@@ -206,7 +206,7 @@ def test_measured_scales_of_activations_are_replaced(tmp_path):
 
 @pytest.mark.parametrize("scheme", ["tensor", "channel", "block"])
 def test_pieces_of_any_size_and_order_give_the_same_codes(tmp_path, scheme, monkeypatch):
-    """Entries that wait in memory, and in a file; strips in several parts."""
+    """Entries are buffered in memory or in a file, and strips have several parts."""
     models = [saved(tmp_path / name, scheme, seed) for seed, name in enumerate("ab")]
     whole = merge_checkpoints(models, tmp_path / "whole", run=FP8)
     write, order = coding.Coding.write, np.random.default_rng(1)
@@ -238,7 +238,7 @@ def test_stacked_experts_have_scales_of_their_own(tmp_path):
 
 
 def test_an_interrupted_run_is_finished_with_all_errors(tmp_path):
-    """What the first run found is kept; the output is the same as without an interrupt."""
+    """The results of the first run are kept; the output is the same as without an interrupt."""
     folder, about = tmp_path / "a", SCHEMES["block"][0]
     stored = {}
     for k in range(4):

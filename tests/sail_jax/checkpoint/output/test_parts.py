@@ -72,7 +72,7 @@ def files(out):
 
 
 def in_parts(count, carry_out, run=RUN):
-    """Makes all parts, those that wait for others again and again, then joins them."""
+    """Makes all parts, repeatedly for those that wait for others, then joins them."""
     left, attempts = [*range(1, count + 1)], 0
     while left:
         attempts += 1
@@ -99,7 +99,7 @@ def refused(message, *given, **options):
 
 
 def both(folder, count, carry_out, run=RUN):
-    """The files of one process, and those of parts; and how often these had to be begun."""
+    """Returns the files of one process and those of parts, and how often parts were started."""
     carry_out(folder / "one" / "out", run)
     attempts = in_parts(count, lambda how: carry_out(folder / "many" / "out", how), run)
     assert [path.name for path in (folder / "many").iterdir()] == ["out"]
@@ -122,7 +122,7 @@ def test_runs_of_files_have_the_least_largest():
 
 @pytest.fixture
 def apart(monkeypatch):
-    """Small tensors are merged one at a time, as large ones are."""
+    """Small tensors are merged one at a time, like large ones."""
     monkeypatch.setattr(streaming, "at_a_time", lambda *_: 1)
 
 
@@ -156,7 +156,7 @@ def test_parts_make_the_bytes_of_one_process(models, tmp_path, name, method, att
 
 
 def test_a_part_reads_its_own_tensors_for_statistics(models, tmp_path, monkeypatch, apart):
-    """It has read them all when it waits, and no other: they are far fewer."""
+    """It has read exactly its own tensors when it waits, which are far fewer than all."""
     read, own = set(), StoredTensor.read
 
     def noted(self, out, start=0):
@@ -213,7 +213,7 @@ def test_a_part_that_was_killed_goes_on(models, tmp_path):
     merging(models, out, replace(RUN, part=(2, 2)), measure=True)
     joined = merging(models, out, replace(RUN, join=True), measure=True)
     assert files(out) == files(tmp_path / "one" / "out")
-    # What was measured before it was killed is there as well.
+    # Measurements before the kill are included.
     assert {*joined.records} == {treatment.work.name for treatment in joined.plan.treatments}
 
 
@@ -253,7 +253,7 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     for number in (2, 3):
         merging(models, out, replace(RUN, part=(number, 3), resume=True))
     refused("part 1 of 3 belongs to another run", models, out, join, weights=[1, 2])
-    # Where no part saw the other, whoever joins them does.
+    # If no part saw the other, the join does.
     other = saved / "out"
     monkeypatch.setattr(running, "_computing", lambda: computing | {"jax": "0.0.1"})
     refused(
@@ -358,7 +358,7 @@ def test_averages_are_made_in_parts(models, tmp_path):
     ],
 )
 def test_networks_are_grown_and_aligned_in_parts(models, tmp_path, name, record, monkeypatch):
-    """Whoever joins the parts runs the networks."""
+    """The networks are run when the parts are joined."""
     monkeypatch.chdir(models)
     words = [*name, "--shard-size", "1KB", "--quiet"]
 
@@ -375,7 +375,7 @@ def test_networks_are_grown_and_aligned_in_parts(models, tmp_path, name, record,
 
 
 def test_a_part_says_for_whom_it_waits(models, tmp_path, monkeypatch):
-    """It asks again while another gives signs of life, and gives up when that ends."""
+    """It waits as long as another part makes progress, and then gives up."""
     out, said = tmp_path / "out", []
     method = SUMS
     clock = itertools.count()
@@ -392,7 +392,7 @@ def test_a_part_says_for_whom_it_waits(models, tmp_path, monkeypatch):
     with pytest.raises(WaitedError):
         merging(models, out, replace(RUN, part=(1, 2), wait=8, progress=progress), method)
     assert {*said} == {"waiting for statistics of part 2 of 2"}
-    # Eight ticks from the first look, and eight more from the sign.
+    # Eight ticks from the first check, and eight more from the sign of progress.
     assert len(said) in range(10, 15)
 
 

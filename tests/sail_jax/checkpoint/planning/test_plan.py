@@ -310,7 +310,7 @@ def test_a_stored_copy_of_a_tied_head_is_not_written(tmp_path):
 
 
 def test_a_head_of_its_own_is_merged_although_its_config_calls_it_tied(tmp_path):
-    """As transformers loads it: a head that is stored with other values is not tied."""
+    """As in transformers: a head that is stored with different values is not tied."""
     documents = {"config": config(tie_word_embeddings=True)}
     a = beside(llama("a", 1), tmp_path / "a", **documents)
     b = beside(llama("b", 2, tied=True), tmp_path / "b", **documents)
@@ -635,7 +635,7 @@ def test_adapters_that_do_not_fit(tmp_path, change, what):
 
 
 def test_on_files(tmp_path):
-    """With the readers: what is planned from a folder of safetensors can be read."""
+    """A plan made from a folder of safetensors can be read by the readers."""
     numpy = pytest.importorskip("safetensors.numpy")
     from sail_jax.checkpoint.formats.open import open_checkpoint
 
@@ -689,7 +689,7 @@ def test_mutated_recipes_plan_or_are_refused():
 
 @pytest.mark.slow
 def test_the_convention_is_said_where_it_matters_and_none_is_named():
-    """It matters where the plans by the two have other weights, merges or models."""
+    """The difference matters if the two plans differ in weights, merges or models."""
     matters = set()
     for name, recipe in RECIPES.items():
         text = f"merge_method: {name}\n{recipe}\n"

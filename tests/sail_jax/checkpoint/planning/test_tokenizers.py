@@ -30,7 +30,7 @@ def document(core=CORE, added=(), kind="BPE"):
 
 @pytest.fixture
 def model(tmp_path):
-    """A model on 8 rows with this tokenizer."""
+    """A model with 8 rows and this tokenizer."""
 
     def make(name, seed, rows=8, tokenizer=None, **documents):
         fake = llama(name, seed, vocab=rows, dtype=np.float32)
@@ -63,7 +63,7 @@ DELTAS = (
 
 @pytest.mark.parametrize("source", ["union", "base", "one"])
 def test_equal_vocabularies_leave_rows_where_they_are(model, source):
-    """And so the padding rows beyond the tokenizer, which mergekit cuts off."""
+    """This keeps the padding rows beyond the tokenizer, which mergekit removes."""
     one, two = model("one", 1, tokenizer=document()), model("two", 2, tokenizer=document())
     found, t, rows, old = merged(LINEAR + f"tokenizer_source: {source}", one=one, two=two)
     assert t.shape == (8, WIDTH)
@@ -167,7 +167,7 @@ def test_rows_named_by_the_recipe(model):
 
 
 def test_ids_beyond_the_embedding(model):
-    """A token without a row anywhere is left out; one that another model has a row for is kept."""
+    """A token without a row in any model is omitted; one with a row in another model is kept."""
     added = [("<pad>", 8), ("<x>", 9)]
     one = model("one", 1, tokenizer=document(added=added))
     two = model("two", 2, rows=10, tokenizer=document(added=[("<x>", 9)]))

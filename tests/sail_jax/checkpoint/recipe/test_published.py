@@ -1,4 +1,5 @@
-"""What mergekit 0.1.5 knows and passes over: a note for each, and none for what it reads."""
+"""Parameters that mergekit 0.1.5 accepts and ignores cause a note, and those that it reads
+do not."""
 
 import pytest
 
@@ -70,7 +71,8 @@ def test_the_words_are_those_of_the_methods():
         own = {p.theirs or p.name: p for p in mergekit.MERGEKIT[name].parameters.values()}
         assert {p for p in own if own[p].per_model} == set(each.split())
         assert {p for p in own if not own[p].per_model} == set(shared.split())
-        # What is read has an option of ours behind it, or changes no number in mergekit either.
+        # Parameters that are read correspond to an option here, or do not change any number in
+        # mergekit.
         options = {p.option for p in own.values()} - {None, "weights"}
         assert all(mergekit.accepts(name, option) for option in options)
         idle = {p.name for p in own.values() if p.option is None}

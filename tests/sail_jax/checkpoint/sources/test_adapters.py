@@ -1,4 +1,6 @@
-"""Adapters mean what PEFT means: every way in which it saves them, against the definitions."""
+"""Adapters have the same meaning as in PEFT: every way of saving them, compared with the
+definitions.
+"""
 
 import json
 import re
@@ -118,7 +120,7 @@ def test_a_sum_is_rounded_once(name):
 
 
 def test_a_tie_holds_where_both_sides_end_equal():
-    """Whatever names them: by factors, by whole tensors, or by factors that add nothing."""
+    """For factors, whole tensors, or factors that add nothing."""
     built = adapter_cases.build(adapter_cases.CASES["tied, LoRA kept"])
     assert f"{HEAD}.weight" not in combined(built)
     # an alpha that is no power of 2: the two products are rounded differently
@@ -169,7 +171,7 @@ def test_a_classifier_of_a_tied_family_has_no_head():
 
 
 def test_modules_of_a_saved_head_keep_their_names():
-    """With the name of the adapter in the key, and without."""
+    """The keys contain the name of the adapter, or do not."""
     base = {"classifier.dense.weight": np.zeros((3, 3), np.float32)}
     one = np.ones((3, 3), np.float32)
     for infix in ("", ".modules_to_save", ".modules_to_save.default"):
@@ -203,8 +205,7 @@ def tokenizer(folder, *files):
 
 
 def test_the_tokenizer_of_the_adapter_is_carried(tmp_path):
-    """All of it where it is one, so that no file of the base's stays with it; a template alone
-    joins the base's."""
+    """A whole tokenizer replaces the base's files; a template alone is added to them."""
     adapter_cases.write(adapter_cases.CASES["resized"], tmp_path)
     tokenizer(tmp_path / "base", "vocab.json", "merges.txt", "tokenizer_config.json")
     tokenizer(tmp_path / "base", "generation_config.json", "chat_template.jinja")
@@ -229,7 +230,7 @@ def test_the_tokenizer_of_the_adapter_is_carried(tmp_path):
 
 
 def test_the_text_tower_of_a_configuration_follows():
-    """Where `vocab_size` and `tie_word_embeddings` lie under text_config, as in Gemma 3."""
+    """For `vocab_size` and `tie_word_embeddings` under text_config, as in Gemma 3."""
     b = Builder()
     adapter_cases.tied(b)
     adapter_cases.resized(b)
@@ -417,7 +418,7 @@ UNET = "down_blocks.0.attentions.0.transformer_blocks.0.attn1."
 FLAT = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 A, B = np.arange(6, dtype="f").reshape(2, 3), np.arange(8, dtype="f").reshape(4, 2) + 1
 KOHYA = {f"{FLAT}.lora_down.weight": A, f"{FLAT}.lora_up.weight": B}
-# What each program stores, its config, and the factor on the product.
+# For each program: the stored tensors, the config, and the factor on the product.
 FORMATS = {
     "kohya": (KOHYA, None, 1.0),
     "kohya, alpha": ({**KOHYA, f"{FLAT}.alpha": np.array(1.0, "f")}, None, 0.5),
@@ -569,7 +570,7 @@ def masked_bert(tensors, **config):
 
 
 def test_an_untied_head_keeps_its_bias():
-    """BERT's head has the tied bias, which a model with an untied head reads under its own name."""
+    """BERT's head has the tied bias, for which a model with an untied head uses a separate name."""
     decoder = {f"{PREFIX}cls.predictions.decoder.weight": np.full((3, 2), 2, np.float32)}
     got = masked_bert(decoder, modules_to_save=["decoder"])
     np.testing.assert_array_equal(got["cls.predictions.decoder.bias"], np.zeros(3))

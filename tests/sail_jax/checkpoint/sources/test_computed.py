@@ -82,7 +82,7 @@ def view_of(tmp_path, layers=2, method="lemon", of_method=MappingProxyType({}), 
 
 
 def compiled(view):
-    """How many programs the tensors of a view have among them."""
+    """Counts the programs of the tensors of a view."""
     return len(next(iter(view.tensors.values()))._programs._compiled)
 
 
@@ -107,7 +107,7 @@ def test_threads_read_the_same(tmp_path):
 
 @pytest.mark.parametrize("method", ["lemon", pytest.param("hypercloning", marks=pytest.mark.slow)])
 def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
-    """Also where every leaf draws from a key of its own: noise on copies."""
+    """This includes noise on copies, for which every leaf uses a separate key."""
     of_method, counts = {"snr_db": 20.0} if method == "hypercloning" else {}, []
     for layers in (2, 4, 12):
         _, view = view_of(tmp_path, layers, method, of_method)
@@ -118,7 +118,7 @@ def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
 
 
 def test_one_program_moves_all_layers_by_maps_of_their_own(tmp_path):
-    """Of a stack of blocks, whose spaces have other names and other maps in each."""
+    """A stack of blocks, whose spaces have different names and maps in each."""
     rng, counts = np.random.default_rng(1), []
     for layers in (2, 5):
         arrays = {f"{i}/in": rng.normal(size=(3, 4)).astype("f4") for i in range(layers)}

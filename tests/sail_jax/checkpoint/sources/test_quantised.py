@@ -211,7 +211,8 @@ CASES = {
     "fp8 of channels": lambda: fp8((UNITS, 1), end="weight_scale"),
     "fp8 of channels in a row": lambda: fp8((UNITS,), end="weight_scale"),
     "fp8 of blocks": lambda: fp8((3, 4), (8, 16)),
-    # Of 24 rows in two blocks the first has 16: the configuration decides, not the quotient.
+    # For 24 rows in two blocks, the first has 16: determined by the configuration, not the
+    # quotient.
     "fp8 of blocks that end early": lambda: fp8((2, 2), (16, 48)),
     "fp8 with exponents": lambda: fp8((3, 4), (8, 16), scale_dtype=np.uint8, end="scale"),
     "int8": lambda: integers(8, 1, word=False),
@@ -247,7 +248,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("case", CASES)
 def test_weights_are_those_of_the_definition(tmp_path, case, monkeypatch):
-    """Whole, in blocks of two rows, and in pieces that begin and end anywhere."""
+    """Reads whole tensors, blocks of two rows, and pieces that begin and end anywhere."""
     about, stored, weight = CASES[case]()
     with open_values(saved(tmp_path / "a", stored, about)) as opened:
         assert set(opened.tensors) == {"norm.weight", "q.weight"}
@@ -457,7 +458,7 @@ SLOW = ("grow",)
 
 @pytest.fixture(scope="module")
 def llamas(tmp_path_factory):
-    """Two tiny Llamas in FP8, and the same two as weights."""
+    """Makes two tiny Llamas in FP8, and the same two unquantised."""
     folder = tmp_path_factory.mktemp("llamas")
     for seed, name in enumerate("ab"):
         codes, weights = {}, {}
@@ -511,7 +512,7 @@ AGAIN = {
     "command", [pytest.param(x, marks=[pytest.mark.slow] * (x != "merge")) for x in AGAIN]
 )
 def test_weights_are_written_in_fp8_again(llamas, tmp_path, command):
-    """The same layers as before, and new ones like these; all else as without codes."""
+    """Old and new layers are quantised alike; everything else is as without quantisation."""
     do, a, b = AGAIN[command], llamas / "a", llamas / "b"
     plain = load_checkpoint(do(a, b, tmp_path / "plain", RunOptions()).out)
     done = do(a, b, tmp_path / "out", RunOptions(requantize="fp8"))
