@@ -129,6 +129,20 @@ def _environment() -> tuple[Any, Any]:
 
                     return super().t2j_iso(pytree.tree_map_only(torch.Tensor, own, torchtensors))
 
+                def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+                    """Runs an operation, which may write into a part of a tensor.
+
+                    torchax 0.0.13 writes into a copy of the part if it has no function for the
+                    operation, such as `zero_`.
+                    """
+                    written = getattr(getattr(func, "_schema", None), "is_mutable", False)
+                    if not written or not args or not isinstance(args[0], view.View):
+                        return super().dispatch(func, types, args, kwargs)
+                    part = args[0].torch()
+                    super().dispatch(func, types, (part, *args[1:]), kwargs)
+                    args[0].update(part)
+                    return args[0]
+
             return torch, Environment()
     except ImportError as error:
         what = error.name or "torchax"

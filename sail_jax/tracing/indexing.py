@@ -1,7 +1,7 @@
 """Rules of primitives that read or write entries by integer indices."""
 
 from sail_jax.jax_internals import JaxprEqn, operation
-from sail_jax.tracing.terms import Fixed, Label, Variable
+from sail_jax.tracing.terms import Fixed, Label, Term, Variable, resolve
 from sail_jax.tracing.values import Tracer, Value, parametric, rule, shape, whole
 
 
@@ -36,13 +36,9 @@ def _gathered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         else:
             algebra.fixed(x.axes[k], "a part of it is looked up")
             axes[at] = Fixed(sizes[k])
-    columns = index.columns or (index.numbers,) * len(numbers.start_index_map)
-    if not index.columns and len(columns) > 1:
-        # The axis of an index is unknown here.
-        whole(tracer, index)
-        columns = (None,) * len(columns)
-    for k, units in zip(numbers.start_index_map, columns, strict=True):
-        label, one = x.axes[k], sizes[k] == 1 < old[k]
+    columns = _columns(tracer, index, len(numbers.start_index_map))
+    for k, column in zip(numbers.start_index_map, columns, strict=True):
+        label, units, one = x.axes[k], column.numbers, sizes[k] == 1 < old[k]
         if one and label is not None and units is not None and units.size == old[k]:
             algebra.counted(algebra.same(label, units))
             continue
@@ -60,11 +56,21 @@ def _gathered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     ]
 
 
-@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
+def _columns(tracer: Tracer, index: Value, count: int) -> tuple[Value, ...]:
+    """The integers for each of the indexed axes."""
+    if index.columns or count == 1:
+        return index.columns or (index,)
+    # The axis of an index is unknown here.
+    whole(tracer, index)
+    return (Value(()),) * count
+
+
+@rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max", numbered=True)
 def _scattered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     (x, index, updates), algebra = ins, tracer.algebra
     (old, indices, pieces) = map(shape, eqn.invars)
     numbers = operation(eqn).index_axes
+    whole(tracer, x, updates)
     algebra.fixed(index.axes[-1], "which axis an index is for")
     window = [
         k
@@ -76,9 +82,20 @@ def _scattered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         Variable(n) if label is None else label for label, n in zip(x.axes, old, strict=True)
     ]
     batch = [k for k in range(len(pieces)) if k not in numbers.update_window_dims]
+    columns = _columns(tracer, index, len(numbers.scatter_dims_to_operand_dims))
+    # Units that are written each to its own place, and the axis of the updates along them.
+    each = {
+        k: at
+        for k, column in zip(numbers.scatter_dims_to_operand_dims, columns, strict=True)
+        for at, label in zip(batch, index.axes[:-1], strict=True)
+        if k in numbers.inserted_window_dims and column.each and _is(column.numbers, label, old[k])
+    }
     for at, k in zip(batch, range(len(indices) - 1), strict=True):
         algebra.same(updates.axes[at], index.axes[k])
-        algebra.curved(updates.axes[at], False)
+        if at not in each.values():
+            algebra.curved(updates.axes[at], False)
+    for k, at in each.items():
+        axes[k] = algebra.same(axes[k], updates.axes[at])
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
     for mine, its in batched:
         axes[mine] = algebra.same(axes[mine], index.axes[its], updates.axes[batch[its]])
@@ -92,13 +109,23 @@ def _scattered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         else:
             algebra.fixed(axes[k], "a part of it is written")
             algebra.fixed(updates.axes[at], "a part of it is written")
-    for k in numbers.scatter_dims_to_operand_dims:
+    for k, column in zip(numbers.scatter_dims_to_operand_dims, columns, strict=True):
+        if k in each:
+            continue
+        if column.numbers is not None:
+            algebra.fixed(column.numbers, "units are numbered")
         if k not in whole_axes:
             algebra.fixed(axes[k], "written by number")
     for label in axes:
         if not linear:
             algebra.curved(label, False)
     return [Value(tuple(axes))]
+
+
+def _is(units: Term | None, label: Label, size: int) -> bool:
+    """Checks whether an axis is one of units, all of which have a place."""
+    same = None not in (units, label) and resolve(units) is resolve(label)
+    return same and units.size == size
 
 
 @rule("dynamic_slice", numbered=True)

@@ -67,7 +67,7 @@ class Interpreter:
             ins = [read(v) for v in eqn.invars]
             name = "cut" if shapes.is_cut(eqn, ins) else eqn.primitive.name
             self.seen.add(name)
-            if name != "gather":
+            if not name.startswith(("gather", "scatter")):
                 ins = [self._apart(x) for x in ins]
             if name not in RULES.lazy:
                 ins = [settled(self, x) for x in ins]
@@ -194,7 +194,8 @@ def _file(path: str) -> str:
         library = package in _LIBRARIES
     else:
         library = file.is_relative_to(sysconfig.get_path("stdlib"))
-    own = file.parent == Path(__file__).parent or file == Path(jax_internals.__file__)
+    here = Path(__file__).parent
+    own = file.parent in (here, here.parent / "interop") or file == Path(jax_internals.__file__)
     return "" if own or library else file.name
 
 

@@ -267,7 +267,7 @@ def _reversed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
 
 @rule("concatenate", numbered=True)
 def _joined(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
-    axis, columns = operation(eqn).axis, tuple(x.numbers for x in ins)
+    axis, columns = operation(eqn).axis, tuple(ins)
     if axis + 1 < len(ins[0].axes) or any(shape(v)[axis] != 1 for v in eqn.invars):
         columns = ()
         whole(tracer, *ins)
@@ -352,4 +352,4 @@ def _iota(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     units = Variable(size[axis])
     axes = [units if k == axis else None for k in range(len(size))]
     # A permutation moves the entries and renumbers the units that they number.
-    return [Value(tuple(axes), numbers=units, positive=True, parametric=True)]
+    return [Value(tuple(axes), numbers=units, each=True, positive=True, parametric=True)]

@@ -37,8 +37,9 @@ class Value:
     Attributes:
       axes: A label for each axis; None if all entries along the axis are equal.
       numbers: The units that its integers number, or None.
-      columns: For such integers concatenated along the last axis, the units that each numbers. Only
-        the next operation may use them.
+      each: Whether these are the numbers of the units along an axis, in their order.
+      columns: For such integers concatenated along the last axis, the concatenated values. Only the
+        next operation may use them.
       beyond: Whether the number of units was added to such integers, as for negative indices.
       number: Its real number, if it depends only on constants and is a scalar or one integer.
       zero: Whether it is known to be 0, or False.
@@ -54,7 +55,8 @@ class Value:
 
     axes: tuple[Label, ...]
     numbers: Term | None = None
-    columns: tuple[Term | None, ...] = ()
+    each: bool = False
+    columns: tuple["Value", ...] = ()
     beyond: bool = False
     number: float | None = None
     zero: bool = False
@@ -241,7 +243,7 @@ def scaled(values: Sequence[Value]) -> bool:
 def whole(tracer: Tracer, *values: Value) -> None:
     """Fixes the units that integers number, because the integers are used in arithmetic."""
     for value in values:
-        for units in (value.numbers, *value.columns):
+        for units in (value.numbers, *(column.numbers for column in value.columns)):
             if units is not None:
                 tracer.algebra.fixed(units, "units are numbered")
 

@@ -229,6 +229,24 @@ INDEXED = {
         lambda x, y: _crossed(x, y), ((4, 4), (4, 4)), "__ __"
     ),
     "scatter-add": Case(lambda x, y: x.at[jnp.array([0, 2])].add(y), ((3, 4), (2, 4)), "_a _a"),
+    "scatter-add, each unit": Case(
+        lambda x, y: x.at[jnp.array([0, 2])[:, None], _each(x, 1)].add(y), ((3, 4), (2, 4)), "_a _a"
+    ),
+    "scatter-max, each unit": Case(
+        lambda x, y: x.at[_each(x, 0)[:, None], jnp.array([1, 3])].max(y), ((3, 4), (3, 2)), "a_ a_"
+    ),
+    "scatter-add, each unit backwards": Case(
+        lambda x, y: x.at[jnp.array([0, 2])[:, None], _each(x, 1)[::-1]].add(y),
+        ((3, 4), (2, 4)), "__ __",
+    ),
+    "scatter-add, fewer units": Case(
+        lambda x, y: x.at[jnp.array([0, 2])[:, None], _each(y, 1)].add(y),
+        ((3, 5), (2, 4)), "__ __",
+    ),
+    "scatter-add, by another unit": Case(
+        lambda x, y: x.at[jnp.array([0, 2])[:, None], (y.T @ y).argmin(1)].add(y),
+        ((3, 4), (2, 4)), "__ __",
+    ),
     "scatter": Case(lambda x, y: x.at[jnp.array([1])].set(y), ((3, 4), (1, 4)), "_a _a"),
     "scatter-mul": Case(lambda x, y: x.at[jnp.array([1])].multiply(y), ((3, 4), (1, 4)), "_a _a"),
     "scatter-min": Case(lambda x, y: x.at[jnp.array([1])].min(y), ((3, 4), (1, 4)), "_a _a"),
@@ -242,6 +260,10 @@ INDEXED = {
         ((3, 4), (2, 4)), "_a _a",
     ),
 }  # fmt: skip
+
+
+def _each(x, axis):
+    return lax.iota(jnp.int32, x.shape[axis])
 
 
 def _crossed(x, y):

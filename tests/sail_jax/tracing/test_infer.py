@@ -160,6 +160,22 @@ def test_experts_that_are_looked_up_may_be_reordered():
     assert not checked.failed
 
 
+def test_messages_along_edges_leave_units_free():
+    """A scatter may have an index for every entry, as `scatter_add` of torch has."""
+    start, end = jnp.array([1, 0, 2, 2]), jnp.array([0, 2, 2, 1])
+
+    def net(p, x):
+        h = jax.nn.relu(x @ p["in"]).reshape(-1, 2, 4)
+        h = (h / (1 + h.sum(2, keepdims=True))).reshape(-1, 8)
+        sums = jnp.zeros_like(h).at[end[:, None], jnp.arange(h.shape[1])].add(h[start])
+        return sums.reshape(-1, 2, 4).max(2) @ p["out"]
+
+    params = drawn(**{"in": (3, 8), "out": (2, 2)})
+    found = spec_of(net, params, X[:3])
+    assert found.rules == {"in": "_ (in in:2)", "out": "in* _"}
+    assert not check_spec(found.spec, net, params, X).failed
+
+
 def test_what_no_rule_is_for_is_left_alone_and_named():
     def double(h):
         shape = jax.ShapeDtypeStruct(h.shape, h.dtype)
