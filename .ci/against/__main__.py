@@ -13,8 +13,10 @@ import sys
 import tempfile
 import traceback
 import warnings
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
+
+from cases import IMAGES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -27,6 +29,12 @@ PROGRAMS = (
     "torch-pruning",
     "mergekit",
     "compressed-tensors",
+    "torchvision",
+    "timm",
+    "diffusers",
+    "torch-geometric",
+    "equinox",
+    "flax",
 )
 HEAD = """# Compared with other programs
 
@@ -49,6 +57,11 @@ def sections(page: str) -> dict[str, str]:
     """The sections of the page by their titles. The text above the first has the title ""."""
     parts = re.split(r"^## (.+)$", page, flags=re.M)
     return {title: text.strip() for title, text in zip(["", *parts[1::2]], parts[::2], strict=True)}
+
+
+def version(name: str) -> str:
+    """The version of an installed program."""
+    return next(iter(distributions(name=name, path=[*sys.path, str(IMAGES)]))).version
 
 
 def main(wanted: list[str]) -> int:

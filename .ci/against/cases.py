@@ -3,6 +3,7 @@
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
+# The folder of packages for images: transformers would use them wherever they are installed.
+IMAGES = Path(sys.prefix) / "images"
 EPS = torch.finfo(torch.float32).eps
 
 

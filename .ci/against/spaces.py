@@ -317,14 +317,22 @@ def compare(name: str, each: dict[str, int], _folder: Path) -> Outcome:
             f"{len(checked.failed)} of {len(checked.trials)} changes matter: {trial.change} of "
             f"{trial.space or 'all'}, {trial.leaves}"
         )
-    note = f"{len(checked.trials)} changes, {_axes(found, params)}"
+    note = f"{len(checked.trials)} changes, {axes_listed(found, params)}"
     if found.unknown:
         note += f"; no rule for {', '.join(found.unknown)}"
     return Outcome(difference, scale, _TOLERANCE * scale, note)
 
 
-def _axes(found: Inferred, params: dict[str, Any]) -> str:
-    """How many axes are in a space, and what fixed the others."""
+def axes_listed(found: Inferred, params: Any) -> str:
+    """Counts the axes that are in a space, and lists what fixed the others.
+
+    Args:
+      found: The spec of a network.
+      params: Its parameters.
+
+    Returns:
+      Both, for the table.
+    """
     sizes = [n for x in jax.tree.leaves(params) for n in x.shape]
     axes = [axis for leaf in found.spec.leaves for axis in leaf.axes]
     free = sum(bool(axis) for axis in axes)

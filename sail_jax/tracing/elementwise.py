@@ -230,8 +230,8 @@ def _selected(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
                 [(label, 1), (chosen, 1)], [parametric(cases), which.parametric]
             )
         axes.append(label if label is not None else chosen)
-    positive, each = (all(getattr(x, name) for x in cases) for name in ("positive", "each"))
-    return [Value(tuple(axes), numbers=together, each=each, parametric=alone, positive=positive)]
+    positive = all(x.positive for x in cases)
+    return [Value(tuple(axes), numbers=together, parametric=alone, positive=positive)]
 
 
 @rule("mul", "div", lazy=True)

@@ -1,7 +1,7 @@
 """Rules of primitives that read or write entries by integer indices."""
 
 from sail_jax.jax_internals import JaxprEqn, operation
-from sail_jax.tracing.terms import Fixed, Label, Term, Variable, resolve
+from sail_jax.tracing.terms import Fixed, Label, Variable, resolve
 from sail_jax.tracing.values import Tracer, Value, parametric, rule, shape, whole
 
 
@@ -88,12 +88,11 @@ def _scattered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
         k: at
         for k, column in zip(numbers.scatter_dims_to_operand_dims, columns, strict=True)
         for at, label in zip(batch, index.axes[:-1], strict=True)
-        if k in numbers.inserted_window_dims and column.each and _is(column.numbers, label, old[k])
+        if k in numbers.inserted_window_dims and column.each and _are(column, label)
     }
     for at, k in zip(batch, range(len(indices) - 1), strict=True):
         algebra.same(updates.axes[at], index.axes[k])
-        if at not in each.values():
-            algebra.curved(updates.axes[at], False)
+        algebra.curved(updates.axes[at], False)
     for k, at in each.items():
         axes[k] = algebra.same(axes[k], updates.axes[at])
     batched = zip(numbers.operand_batching_dims, numbers.scatter_indices_batching_dims, strict=True)
@@ -122,10 +121,10 @@ def _scattered(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     return [Value(tuple(axes))]
 
 
-def _is(units: Term | None, label: Label, size: int) -> bool:
-    """Checks whether an axis is one of units, all of which have a place."""
-    same = None not in (units, label) and resolve(units) is resolve(label)
-    return same and units.size == size
+def _are(numbers: Value, label: Label) -> bool:
+    """Checks whether integers number the units of an axis."""
+    units = numbers.numbers
+    return units is not None and label is not None and resolve(units) is resolve(label)
 
 
 @rule("dynamic_slice", numbered=True)
