@@ -241,10 +241,11 @@ def page(package: str, _folder: Path) -> Outcome:
     """Runs the code of the page for a package, which prints whether a larger module is the same."""
     section = _PAGE.read_text().split("\n## From your module to a larger module\n")[1]
     blocks = re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+    x = jax.random.normal(jax.random.key(1), (16, 3))
     (code,) = [text for text in blocks if ">>>" not in text and package in text]
     known = {"jax": jax, "jnp": jnp, "spec_of": spec_of, "growth": growth}
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(code, known | {"x": jax.random.normal(jax.random.key(1), (16, 3))})
+        exec(code, known | {"x": x, "sizes": {"hidden": 16}})
     return Outcome(float(printed.getvalue() != "True\n"), 1, 0, "")
 
 
