@@ -225,10 +225,15 @@ def connected(
         raise ClusterError(
             f"{_shown(on)} requires Dask: pip install 'sail-jax[cluster]'"
         ) from error
+    from distributed.utils import silence_logging_cmgr
+
     if isinstance(on, distributed.Client):
         yield _Cluster(on, around, patience)
         return
     with contextlib.ExitStack() as stack:
+        # What Dask logs, such as a lost connection with its traceback, becomes one of our errors.
+        for name in (name for name in logging.root.manager.loggerDict if "distributed" in name):
+            stack.enter_context(silence_logging_cmgr(logging.CRITICAL, name))
         if match := re.fullmatch(r"local:([1-9]\d{0,3})", on):
             client = stack.enter_context(_local(int(match[1])))
         else:
@@ -336,10 +341,14 @@ def _local(count: int) -> "Iterator[Client]":
     from distributed import Client, LocalCluster
 
     # The credentials exist in memory only: no other user of this machine can give tasks.
-    cluster: Any = LocalCluster(
-        n_workers=count, threads_per_worker=1, host="127.0.0.1", protocol="tls://", security=True,
-        dashboard_address="127.0.0.1:0", memory_limit=0, silence_logs=logging.CRITICAL,
-    )  # fmt: skip
+    try:
+        cluster: Any = LocalCluster(
+            n_workers=count, threads_per_worker=1, host="127.0.0.1", protocol="tls://",
+            security=True, dashboard_address="127.0.0.1:0", memory_limit=0,
+            silence_logs=logging.CRITICAL,
+        )  # fmt: skip
+    except (RuntimeError, OSError, ImportError) as error:
+        raise ClusterError(f"local:{count}: the workers did not start ({error})") from error
     with cluster, Client(cluster, security=cluster.security, set_as_default=False) as client:
         yield client
 

@@ -293,12 +293,7 @@ def test_workers_that_are_killed_at_random_lose_nothing(recipes, tmp_path):
     rng, kills, rounds = random.Random(0), 0, 0
     while kills < 100:
         method, out = ("linear", "ties")[rounds % 2], tmp_path / str(rounds)
-        words = ["merge", f"{recipes}/{method}.yaml", str(out), "--shard-size=150KB", "--quiet"]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sail_jax.cli", *words, "--on", "local:3"],
-            env=many_devices.environment(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
+        process = begun(recipes, method, out)
         lost = 0
         while process.poll() is None and lost < 8:
             time.sleep(rng.uniform(0.2, 1.2))
