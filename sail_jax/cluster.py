@@ -150,9 +150,7 @@ class _Cluster(Workers):
                     completed.add(again)
                     continue
                 except CancelledError as error:
-                    raise ClusterError(
-                        f"the scheduler {_address(client)} is lost, or has dropped the tasks"
-                    ) from error
+                    raise ClusterError(_lost(client)) from error
                 yield place, result
         finally:
             with contextlib.suppress(Exception):  # the scheduler may be lost
@@ -170,7 +168,11 @@ class _Cluster(Workers):
             if now - asked < _ASK:
                 continue
             asked = now
-            if self._client.nthreads():
+            try:
+                workers = self._client.nthreads()
+            except OSError as error:
+                raise ClusterError(_lost(self._client)) from error
+            if workers:
                 last = now
             elif now - last > self._patience:
                 raise ClusterError(
@@ -244,6 +246,8 @@ def connected(
             raise ClusterError(
                 f"{_shown(on)}: no worker has come within {patience:.0f} s"
             ) from error
+        except OSError as error:
+            raise ClusterError(_lost(client)) from error
         yield _Cluster(client, around, patience)
 
 
@@ -388,9 +392,10 @@ def _is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def _address(client: "Client") -> str:
-    scheduler = client.scheduler
-    return str(scheduler.address) if scheduler is not None else "of the cluster"
+def _lost(client: "Client") -> str:
+    """The message for a scheduler that does not answer any more."""
+    at = "" if client.scheduler is None else f" at {client.scheduler.address}"
+    return f"the scheduler{at} is lost, or has dropped the tasks"
 
 
 def _shown(on: object) -> str:

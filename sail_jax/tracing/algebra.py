@@ -76,12 +76,14 @@ class Event(NamedTuple):
         0 is a gain and is ignored.
       family: The required family of maps, if two of the arrays count (or the only array).
       unitwise: Whether a function acts unit by unit.
+      averaged: The value of which the mean over units is taken, if the operation is such a mean.
     """
 
     slots: tuple[int, ...]
     parametric: tuple[bool, ...]
     family: Family
     unitwise: bool = False
+    averaged: object = None
 
 
 class Algebra:
@@ -258,16 +260,17 @@ class Algebra:
             self._state([atom], [1], share=1)
             self._event([atom], [parametric], Family.MONOMIAL)
 
-    def averaged(self, label: Label, parametric: bool) -> None:
+    def averaged(self, label: Label, parametric: bool, of: object) -> None:
         """Takes the mean over units.
 
         Args:
           label: The label of the units.
           parametric: Whether their array depends only on parameters.
+          of: The value of which the mean is taken.
         """
         for atom in atoms(label):
             self._state([atom], [1])
-            self._event([atom], [parametric], Family.MONOMIAL | Family.ISOMETRIC)
+            self._event([atom], [parametric], Family.MONOMIAL | Family.ISOMETRIC, averaged=of)
 
     def squares(self, label: Label, parametric: bool, *, mean: bool) -> None:
         """Takes the sum or the mean of squares over units.
@@ -313,7 +316,7 @@ class Algebra:
         family: Family,
         *,
         unitwise: bool = False,
+        averaged: object = None,
     ) -> None:
-        self.events.append(
-            Event(tuple(atom.slot for atom in of), tuple(parametric), family, unitwise)
-        )
+        slots = tuple(atom.slot for atom in of)
+        self.events.append(Event(slots, tuple(parametric), family, unitwise, averaged))

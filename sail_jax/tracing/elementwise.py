@@ -285,7 +285,7 @@ def _by_a_number(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> Value | Non
         if x.pending.squares:
             tracer.algebra.squares(label, x.parametric, mean=True)
         else:
-            tracer.algebra.averaged(label, x.parametric)
+            tracer.algebra.averaged(label, x.parametric, x.pending.of)
     return replace(x, pending=None)
 
 

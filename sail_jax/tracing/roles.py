@@ -42,18 +42,25 @@ class Found(NamedTuple):
       tied: Roots with several roles.
       family: The allowed maps of the space.
       unitwise: Whether an operation other than gains and the mean of a norm acts unit by unit.
+      uncentred: Whether a mean of squares may be of values whose mean is not subtracted, as in
+        RMSNorm.
     """
 
     roles: dict[int, Role]
     tied: frozenset[int]
     family: Family
     unitwise: bool = False
+    uncentred: bool = False
 
     @property
     def words(self) -> str:
         """Returns the family in words of `NONLINEARITIES`; "layernorm" if nothing else acts."""
         words = words_of(self.family)
-        return f"{words} elementwise" if self.unitwise and words == "layernorm" else words
+        if words != "layernorm":
+            return words
+        # Copies and averages keep LayerNorm alone. They change the mean of squares, and functions
+        # of single units.
+        return words + " rmsnorm" * self.uncentred + " elementwise" * self.unitwise
 
 
 def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequence[Event]) -> Found:
@@ -110,7 +117,11 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
         family |= Family.PERMUTATION
     vectors = {place.root: not place.matrix for place in places}
     order = sorted(by_root, key=lambda root: vectors[root])
-    return Found({root: by_root[root][0] for root in order}, tied, family, unitwise)
+    # A LayerNorm takes a mean, perhaps twice, and a mean of squares.
+    means = {id(event.averaged) for event in events if event.averaged is not None}
+    squares = sum(event.family == Family.ISOMETRIC for event in events)
+    found = {root: by_root[root][0] for root in order}
+    return Found(found, tied, family, unitwise, squares > len(means))
 
 
 def _terms(of: Equation) -> dict[int, Fraction]:

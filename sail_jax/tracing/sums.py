@@ -27,7 +27,8 @@ def _summed(tracer: Tracer, eqn: JaxprEqn, ins: list[Value]) -> list[Value]:
     rest = [t for k, t in enumerate(x.axes) if k not in over]
     if x.square:
         rest = [algebra.multiplied([(t, 2)], [x.parametric]) for t in rest]
-    pending = Pending(labels, math.prod(size[k] for k in over), x.square) if labels else None
+    count = math.prod(size[k] for k in over)
+    pending = Pending(labels, count, x.square, x) if labels else None
     return [
         Value(
             tuple(rest),

@@ -23,11 +23,13 @@ class Pending(NamedTuple):
       labels: The labels of the summed axes; for a sum of squares, the labels before squaring.
       count: The number of summed entries.
       squares: Whether squares were summed.
+      of: The summed value.
     """
 
     labels: tuple[Label, ...]
     count: int
     squares: bool
+    of: object = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -479,3 +479,38 @@ def test_what_is_stored_of_parameters_has_their_spaces():
     checked = check_spec(found.spec, loaded, parts, X[:2])
     assert len(checked.trials) == 7
     assert not checked.failed
+
+
+def _centred(h):
+    return (h - h.mean(-1, keepdims=True)) / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
+
+
+def _uncentred(h):
+    return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("norms", "words"),
+    [
+        ((_centred, _centred), "layernorm"),
+        ((_centred, _uncentred), "layernorm rmsnorm"),
+        ((_uncentred, _centred), "layernorm rmsnorm"),
+        ((_uncentred, _uncentred), "rmsnorm"),
+    ],
+)
+def test_norms_of_both_kinds_on_one_stream_are_both_named(norms, words):
+    """Copies and averages keep LayerNorm alone, so growth reports what RMSNorm loses."""
+
+    def net(p, x):
+        h = x @ p["in"]
+        for norm, up, down in zip(norms, p["up"], p["down"], strict=True):
+            h = h + jax.nn.relu(norm(h) @ up) @ down
+        return h @ p["out"]
+
+    params = drawn(up=(2, 4, 3), down=(2, 3, 4), out=(4, 2), **{"in": (3, 4)})
+    params |= {name: list(params[name]) for name in ("up", "down")}
+    spec = spec_of(net, params, X).spec
+    assert spec.space("in").nonlinearity == words
+    large, grown = growth.grow(params, {}, {"in": 6}, "lemon", rules=spec)
+    kept = certificate(net, params, large, X).preserved
+    assert kept == (not grown.report.lost) == ("rmsnorm" not in words or words == "rmsnorm")

@@ -1,0 +1,94 @@
+"""What inference returns, every operation takes: each space is permuted, aligned back, grown and
+pruned back, and the network computes the same; or one sentence names the space and the reason."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cells import slow_unless
+from random_networks import random_network
+
+from sail_jax import align, certificate, change_basis, growth, spec_of
+from sail_jax.growth.named import METHODS
+
+PRESERVE = [n for n, m in METHODS.items() if m.lossless and not (m.layers or m.prunes)]
+COUNT, KEY = 500, jax.random.key(0)
+
+
+# Their code states sizes: of heads, of the first state, of groups, and that all experts are alike.
+STATED = ("attention", "lstm", "recurrence", "grouped", "depthwise", "each expert")
+
+
+def stated(network, paths):
+    """Whether the code itself states the size of a space."""
+    blocks = {path.split("/")[0] for path in paths}
+    own = [text for k, text in enumerate(network.blocks) if f"{k}" in blocks]
+    return any(word in text for word in STATED for text in own) or (
+        "groupnorm" in str(network.blocks) and "in" in paths
+    )
+
+
+def distance(a, b):
+    return sum(
+        float(jnp.sum((x - y) ** 2)) for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True)
+    )
+
+
+def law(net, params, inputs, rng, sizes_stated=lambda paths: False):
+    """Checks all spaces, each by the next method. Returns how many grew without a loss, and how
+    many were refused."""
+    spec = spec_of(net, params, *inputs).spec
+    inner = [s for s in spec.spaces if not {"outer", "stack"} & {*s.nonlinearity.split()}]
+    maps = {s.name: growth.permute(jnp.asarray(rng.permutation(s.size))) for s in inner}
+    moved = change_basis(params, spec, maps)
+    assert certificate(net, params, moved, *inputs).preserved
+    if inner:
+        # Weights are drawn, so that no two units are alike: the planted order is found.
+        back = change_basis(moved, spec, align.match_weights(params, moved, spec).maps)
+        assert distance(params, back) <= 1e-3 * distance(params, moved)
+    grown_spaces = refused = 0
+    for k, space in enumerate(inner):
+        if sizes_stated({use.path for use in spec.uses(space.name)}):
+            continue
+        method = PRESERVE[int(rng.integers(len(PRESERVE)))]
+        size = int(space.size * (1.5, 2)[k % 2] + 0.5)
+        asked = {space.name: size}
+        try:
+            large, made = growth.grow(params, {}, asked, method, rules=spec, key=KEY)
+        except ValueError as error:
+            # It names the space, and no other one.
+            assert space.name in re.findall(r"'([^']+)'", str(error)), error  # noqa: PT017
+            refused += 1
+            continue
+        if made.report.lost:
+            continue
+        shown = certificate(net, params, large, *inputs)
+        assert shown.preserved, (space, method, shown)
+        grown_spaces += 1
+        rules = made.spec.resized(made.maps)
+        small, pruned = growth.grow(large, {}, {space.name: space.size}, "magnitude", rules=rules)
+        if not pruned.report.lost:
+            assert certificate(net, params, small, *inputs).preserved, (space, method)
+    return grown_spaces, refused
+
+
+def random_law(seed):
+    network, rng = random_network(seed), np.random.default_rng([seed, 7])
+    x = jnp.asarray(rng.normal(size=(2, 5, 3)), jnp.float32)
+    return law(network.apply, network.params, [x], rng, lambda paths: stated(network, paths))
+
+
+@pytest.mark.parametrize("seed", [slow_unless(seed < 2, seed) for seed in range(12)])
+def test_spaces_of_a_random_network_are_moved_grown_and_pruned(seed):
+    random_law(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(10))
+def test_spaces_of_many_random_networks_are_moved_grown_and_pruned(part):
+    """Of 500 networks; more than half of the growths lose nothing."""
+    counts = [random_law(seed) for seed in range(part * COUNT // 10, (part + 1) * COUNT // 10)]
+    grown, refused = np.sum(counts, 0)
+    assert grown > refused
