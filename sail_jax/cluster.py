@@ -120,6 +120,7 @@ class _Cluster(Workers):
         heard: Callable[[int, Any], None] | None = None,
     ) -> Iterator[tuple[int, R]]:
         from distributed import CancelledError, KilledWorker, as_completed
+        from distributed.comm import CommClosedError
 
         client, topic = self._client, f"sail-jax/{uuid.uuid4()}"
         if heard is not None:
@@ -149,7 +150,7 @@ class _Cluster(Workers):
                     futures[again] = place
                     completed.add(again)
                     continue
-                except CancelledError as error:
+                except (CancelledError, CommClosedError) as error:
                     raise ClusterError(_lost(client)) from error
                 yield place, result
         finally:
