@@ -120,7 +120,7 @@ class _Cluster(Workers):
         heard: Callable[[int, Any], None] | None = None,
     ) -> Iterator[tuple[int, R]]:
         from distributed import CancelledError, KilledWorker, as_completed
-        from distributed.comm import CommClosedError
+        from distributed.comm.core import CommClosedError
 
         client, topic = self._client, f"sail-jax/{uuid.uuid4()}"
         if heard is not None:

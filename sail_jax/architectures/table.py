@@ -123,7 +123,8 @@ class Rules(NamedTuple):
         out = spec(params, present, spaces=spaces, sizes=sizes)
         if self.given is None:
             return out
-        return replace(out, layers=self.given.layers, ties=self.given.ties)
+        given = self.given
+        return replace(out, layers=given.layers, ties=given.ties, undivided=given.undivided)
 
     def loose(self) -> "Rules":
         """Returns the rules of the network untied."""

@@ -13,7 +13,7 @@ Rules give an axes string to each leaf by a pattern of its path, as partition ru
 import math
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -102,12 +102,15 @@ class Spec:
       spaces: The spaces in them, with their sizes.
       layers: The lists of layers in the tree.
       ties: The tied leaves whose products other leaves can scale, if they are known.
+      undivided: The "dot" spaces whose products the code does not divide by the root of their size,
+        if the forward pass is known. Two specs are equal whether this is known or not.
     """
 
     leaves: tuple[Leaf, ...]
     spaces: tuple[Space, ...]
     layers: tuple[Layers, ...] = ()
     ties: tuple[Tie, ...] = ()
+    undivided: tuple[str, ...] = field(default=(), compare=False)
 
     @cached_property
     def _axes(self) -> dict[str, tuple[Axis, ...]]:

@@ -73,7 +73,7 @@ def fit(maps: Mapping[str, SpaceMap], spec: Spec, rules: Rules, config: Config) 
             # identity.
             granted[name] = _lost(m)
             # This network does not divide logits by the size of a head, so no factor is required.
-            if not config.get("scale_attn_weights", True):
+            if not config.get("scale_attn_weights", True) or name in spec.undivided:
                 continue
             # One side of the product is written with `write`, the other with `read`. The factors
             # multiply the product by (new / old) ** 0.5. For even copies, with `read` = old / new,

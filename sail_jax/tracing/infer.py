@@ -30,9 +30,10 @@ therefore be multiplied by any c if keys are divided by c. If the second pass fi
 again with this space fixed. This terminates, because the number of spaces is finite.
 """
 
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -231,6 +232,7 @@ def spec_of(
         for of in lists
     )
     spec = replace(spec, layers=tuple(judged))
+    spec = replace(spec, undivided=tuple(_undivided(spec, scaled)))
     if stored is None:
         spec = replace(spec, ties=_ties(spec, whole))
     ordered = {(paths[n], 0) for n in scanned}
@@ -551,3 +553,15 @@ def _zeroed(spec: Spec, layers: Layers) -> set[str]:
             own.setdefault(end, []).append(leaf.path)
     alike = (paths for paths in own.values() if all(p in found for p in paths for found in both))
     return {path for paths in alike for path in paths}
+
+
+def _undivided(spec: Spec, scaled: Multiples) -> Iterator[str]:
+    """Yields the "dot" spaces of which no root of the size is among the numbers of the code."""
+    numbers = [abs(number.value) for number in scaled.numbers if number.value]
+    for name, size, words in spec.spaces:
+        # Both sides of a product may be divided by the fourth root.
+        roots = [size**power for power in (-0.5, 0.5, -0.25, 0.25)]
+        if words == "dot" and not any(
+            math.isclose(number, root, rel_tol=1e-4) for number in numbers for root in roots
+        ):
+            yield name

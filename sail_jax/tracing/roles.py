@@ -120,8 +120,9 @@ def solve(places: Sequence[Place], equations: Sequence[Equation], events: Sequen
     # A LayerNorm takes a mean, perhaps twice, and a mean of squares.
     means = {id(event.averaged) for event in events if event.averaged is not None}
     squares = sum(event.family == Family.ISOMETRIC for event in events)
-    found = {root: by_root[root][0] for root in order}
-    return Found(found, tied, family, unitwise, squares > len(means))
+    return Found(
+        {root: by_root[root][0] for root in order}, tied, family, unitwise, squares > len(means)
+    )
 
 
 def _terms(of: Equation) -> dict[int, Fraction]:

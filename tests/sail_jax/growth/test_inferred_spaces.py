@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cells import slow_unless
+from own_kinds import KINDS
 from random_networks import random_network
 
 from sail_jax import align, certificate, change_basis, growth, spec_of
@@ -36,6 +37,10 @@ def distance(a, b):
     )
 
 
+def kept(net, params, new, inputs):
+    return certificate(lambda p, x: net(p, *x), params, new, inputs).preserved
+
+
 def law(net, params, inputs, rng, sizes_stated=lambda paths: False):
     """Checks all spaces, each by the next method. Returns how many grew without a loss, and how
     many were refused."""
@@ -43,7 +48,7 @@ def law(net, params, inputs, rng, sizes_stated=lambda paths: False):
     inner = [s for s in spec.spaces if not {"outer", "stack"} & {*s.nonlinearity.split()}]
     maps = {s.name: growth.permute(jnp.asarray(rng.permutation(s.size))) for s in inner}
     moved = change_basis(params, spec, maps)
-    assert certificate(net, params, moved, *inputs).preserved
+    assert kept(net, params, moved, inputs)
     if inner:
         # Weights are drawn, so that no two units are alike: the planted order is found.
         back = change_basis(moved, spec, align.match_weights(params, moved, spec).maps)
@@ -64,13 +69,12 @@ def law(net, params, inputs, rng, sizes_stated=lambda paths: False):
             continue
         if made.report.lost:
             continue
-        shown = certificate(net, params, large, *inputs)
-        assert shown.preserved, (space, method, shown)
+        assert kept(net, params, large, inputs), (space, method, size)
         grown_spaces += 1
         rules = made.spec.resized(made.maps)
         small, pruned = growth.grow(large, {}, {space.name: space.size}, "magnitude", rules=rules)
         if not pruned.report.lost:
-            assert certificate(net, params, small, *inputs).preserved, (space, method)
+            assert kept(net, params, small, inputs), (space, method, size)
     return grown_spaces, refused
 
 
@@ -78,6 +82,13 @@ def random_law(seed):
     network, rng = random_network(seed), np.random.default_rng([seed, 7])
     x = jnp.asarray(rng.normal(size=(2, 5, 3)), jnp.float32)
     return law(network.apply, network.params, [x], rng, lambda paths: stated(network, paths))
+
+
+@pytest.mark.parametrize("kind", [slow_unless(k in ("siamese", "graph", "hyper_network"), k) for k in KINDS])
+def test_spaces_of_networks_of_many_kinds_are_moved_grown_and_pruned(kind):
+    net, params, inputs, fixed = KINDS[kind]()
+    rng = np.random.default_rng([5, len(kind)])
+    law(net, params, inputs, rng, lambda paths: bool(paths & {*fixed}))
 
 
 @pytest.mark.parametrize("seed", [slow_unless(seed < 2, seed) for seed in range(12)])
