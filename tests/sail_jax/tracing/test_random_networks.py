@@ -3,6 +3,8 @@
 Each equation is necessary: without it, an allowed map changes some network.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,7 +41,9 @@ def test_axes_that_are_free_are_found_free(seed):
         assert len(set().union(*spaces)) == sum(map(len, spaces)), (network.blocks, group)
     words = {space.name: space.nonlinearity for space in found.spec.spaces}
     sizes = {space.name: space.size for space in found.spec.spaces}
-    assert spec(network.params, found.rules, spaces=words, sizes=sizes) == found.spec
+    # What undoes the factor of a tied leaf is only known from the equations.
+    known = replace(found.spec, ties=())
+    assert spec(network.params, found.rules, spaces=words, sizes=sizes) == known
 
 
 @pytest.mark.slow

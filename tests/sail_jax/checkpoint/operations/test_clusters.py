@@ -256,10 +256,14 @@ def worker_processes(parent):
 def begun(folder, method, out, *more):
     """A merge on a cluster of its own, once it has begun its parts."""
     words = ["merge", f"{folder}/{method}.yaml", str(out), "--shard-size=150KB", "--quiet", *more]
+    # Where the tests run in the background, a shell has interrupts ignored.
+    start = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "from sail_jax.cli.main import main; sys.exit(main())"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "sail_jax.cli", *words, "--on", "local:2"],
+        [sys.executable, "-c", start, *words, "--on", "local:2"],
         env=many_devices.environment(1), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     while process.poll() is None and not [*out.parent.glob(f".{out.name}.partial/parts/*")]:
         time.sleep(0.05)
