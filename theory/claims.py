@@ -753,6 +753,18 @@ def select(patterns: str = "*") -> list[Claim]:
     return [c for c in claims if c.id in selected]
 
 
+def named(name: str) -> Claim:
+    """Looks up a claim, for a task of a cluster, which names it by its id.
+
+    Args:
+      name: The id.
+
+    Returns:
+      The claim.
+    """
+    return next(claim for claim in select(name) if claim.id == name)
+
+
 def table(
     patterns: str = "*", *, check: bool = False, seed: int = 0, quick: bool = False
 ) -> "pd.DataFrame":

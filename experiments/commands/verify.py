@@ -212,9 +212,9 @@ def _one_attack(seed: int, seconds: float, name: str) -> "Attack":
     """Attacks a bound by its id, which is also a task of a cluster."""
     from theory import adversary, claims
 
-    (claim,) = (one for one in claims.select(name) if one.id == name)
-    assert isinstance(claim.attack, adversary.Domain)
-    return adversary.attack(name, claim.attack, seed=seed, seconds=seconds)
+    domain = claims.named(name).attack
+    assert isinstance(domain, adversary.Domain)
+    return adversary.attack(name, domain, seed=seed, seconds=seconds)
 
 
 def _print_claims(dataset: "xr.Dataset") -> None:

@@ -36,7 +36,7 @@ def run(config: Config, stage: Stage = direct, workers: Workers = HERE) -> xr.Da
     chosen = claims.select(config.claims)
     check = partial(_checked, config.seed, config.quick)
     if workers is HERE:
-        rows = [stage(claim.id, partial(check, claim.id)) for claim in chosen]
+        rows = [stage(claim.id, partial(check, claim)) for claim in chosen]
     else:
         ids = [claim.id for claim in chosen]
         statements = [[*same] for _, same in itertools.groupby(ids, _statement)]
@@ -57,13 +57,14 @@ def _statement(name: str) -> str:
     return name.rpartition("/")[0]
 
 
-def _each(check: Callable[[str], dict[str, Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    return [check(name) for name in names]
+def _each(
+    check: Callable[[claims.Claim], dict[str, Any]], names: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Checks claims by their ids, as a task of a cluster."""
+    return [check(claims.named(name)) for name in names]
 
 
-def _checked(seed: int, quick: bool, name: str) -> dict[str, Any]:
-    """Checks a claim by its id, which is also a task of a cluster."""
-    (claim,) = (one for one in claims.select(name) if one.id == name)
+def _checked(seed: int, quick: bool, claim: claims.Claim) -> dict[str, Any]:
     return _record(claims.check(claim, seed=seed, quick=quick))
 
 
