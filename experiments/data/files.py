@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -152,7 +153,7 @@ def reading(path: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def opened(path: Path, source: Source) -> Iterator[tuple[BinaryIO, int]]:
+def opened(path: Path, source: Source) -> Iterator[tuple[BufferedReader, int]]:
     """Opens a plain file for a `with` statement.
 
     Args:

@@ -34,6 +34,7 @@ EPS = float(jnp.finfo(jnp.float32).eps)
 PIECE = 1 << 20  # entries of a large tensor that are read at once
 SMALL = 1 << 16  # entries of a leaf that NumPy sums before XLA has compiled a program for it
 ONE_THREAD = 1 << 18  # multiplications of a matrix product that OpenBLAS leaves to one thread
+Scalar: TypeAlias = np.generic | Float[Array, ""]
 Unit: TypeAlias = float | Float[Array, ""]
 Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Values]]]
 
@@ -569,7 +570,7 @@ def _wide(x: Values) -> Values:
 
 
 @_by_size
-def _largest(x: Values) -> Float[Values, ""]:
+def _largest(x: Values) -> Scalar:
     """Returns the largest magnitude, or NaN if there is one."""
     return abs(x).max(initial=0)
 
@@ -675,7 +676,7 @@ def _lengths(x: Float[Values, "... n rest free"]) -> Float[Values, "... n"]:
 
 
 @_by_size
-def _square_of(a: Values, b: ArrayLike) -> tuple[Float[Values, ""], Unit]:
+def _square_of(a: Values, b: ArrayLike) -> tuple[Scalar, Unit]:
     scaled, unit = _over_unit(_wide(a) - b)
     return (scaled**2).sum(), unit
 

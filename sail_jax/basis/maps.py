@@ -132,7 +132,7 @@ class SpaceMap:
             return cast(Selection, write).scale, cast(Selection, read).scale
         return write, jnp.swapaxes(read, -1, -2)
 
-    def operator(self, entries: Array | None) -> Operator:
+    def operator(self, entries: Array | np.ndarray | None) -> Operator:
         """Converts entries to an operator in the form of this map.
 
         Args:

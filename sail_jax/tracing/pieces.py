@@ -145,7 +145,7 @@ def in_pieces(
     return jax.make_jaxpr(evaluated)(avals)
 
 
-def _stacks(jaxpr: Jaxpr) -> bool:
+def _stacks(jaxpr: Jaxpr | ClosedJaxpr) -> bool:
     """Checks whether real arrays of size 1 are concatenated anywhere."""
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name

@@ -247,7 +247,7 @@ class Equivalent(NamedTuple):
         """The degrees of freedom sum_i (s_i / (s_i + kappa))^2."""
         return (self._share() ** 2).sum(-1)
 
-    def risk(self, offset2: Float[Array, " d"], sigma: ArrayLike) -> Array:
+    def risk(self, offset2: Float[Array, "... d"], sigma: ArrayLike) -> Array:
         """Computes the expected risk E|b - beta_t|^2_Sigma of ridge regression centred at beta_0.
 
             [kappa^2 delta^T Sigma (Sigma + kappa)^{-2} delta + sigma^2 df2 / n] / (1 - df2 / n)

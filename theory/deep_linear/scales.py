@@ -202,7 +202,7 @@ def _changes_sign(modes: _Modes, r: Array, steps: int) -> Array:
         gradient = last[..., None] * curvature * first - pull
         return -last[..., None] * gradient, -(first * gradient).sum(-1)
 
-    def stepped(_: int, at: tuple[Array, Array]) -> tuple[Array, Array]:
+    def stepped(_: ArrayLike, at: tuple[Array, Array]) -> tuple[Array, Array]:
         first, last = at
         bent, along = (curvature * first**2).sum(-1), (pull * first).sum(-1)
         # The loss of the predictor 0, minus the loss.
@@ -325,7 +325,7 @@ def crossing_angle(*, load: ArrayLike, sigma: ArrayLike, imbalance: ArrayLike) -
     given = (jnp.asarray(v, dtype=float) for v in (load, sigma, imbalance))
     load, sigma, r = jnp.broadcast_arrays(*given)
 
-    def halved(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halved(_: ArrayLike, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         middle = (ends[0] + ends[1]) / 2
         turned = _limit_changes_sign(load, jnp.cos(middle), jnp.sin(middle), sigma, r)
         return jnp.where(turned, ends[0], middle), jnp.where(turned, middle, ends[1])

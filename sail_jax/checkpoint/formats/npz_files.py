@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def read_file(file: File) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, {key: str(value) for key, value in metadata.items()}
 
 
-def npy_header(file: IO[bytes]) -> tuple[Any, bool, np.dtype]:
+def npy_header(file: io.BufferedIOBase) -> tuple[Any, bool, np.dtype]:
     """Reads the header of a .npy file, up to the first entry.
 
     Args:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 
@@ -214,7 +214,7 @@ class Ready(Generic[R_co]):
         """Counts how many times a tensor's inputs are read, by name; once for missing names."""
         return {}
 
-    def completed(self) -> Self:
+    def completed(self) -> "Ready[R_co]":
         """Adds what the plan alone does not determine, such as a certificate."""
         return self
 
@@ -226,6 +226,7 @@ class Ready(Generic[R_co]):
         return summary(self.works, self.limits)
 
 
+@runtime_checkable
 class Request(Protocol[P_co]):
     """The arguments of one operation, which Python and the command line both collect."""
 
@@ -367,17 +368,20 @@ def _divided(
         if ready.out is None:
             raise CheckpointError(f"{argument('on')}: there is no output to divide")
         count = _parts(ready, ready.out)
-        if parts.begun(unfinished(ready.out)) and not run.resume:
+        partial = unfinished(ready.out)
+        if parts.begun(partial) and not run.resume:
             raise CheckpointError(
-                f"{unfinished(ready.out)} holds unfinished parts; continue them with "
+                f"{partial} holds unfinished parts; continue them with "
                 f"{argument('resume', 'True')}, or remove it"
             )
-        own = ready.solved or request
-        make = functools.partial(_made, own, replace(here, threads=run.threads or 1), count)
-        try:
-            unchanged = _in_rounds(workers, make, count, _Heard(ready, run.progress))
-        finally:
-            parts.forget(unfinished(ready.out))
+        own, unchanged = ready.solved or request, False
+        # When joining was interrupted, all parts are complete.
+        if not (run.resume and parts.joining(partial)):
+            make = functools.partial(_made, own, replace(here, threads=run.threads or 1), count)
+            try:
+                unchanged = _in_rounds(workers, make, count, _Heard(ready, run.progress))
+            finally:
+                parts.forget(partial)
         if unchanged:
             ready = ready.completed()
             return ready.make(
@@ -415,15 +419,17 @@ def _made(request: Request[Any], run: RunOptions, count: int, number: int) -> bo
             hear((done, tensor))
 
     run = replace(run, part=(number, count), resume=True, wait=0.0, progress=tell)
-    # A worker that was lost to the scheduler may still write this part for a moment.
-    for _ in range(_LINGER):
+    end = time.monotonic() + _LINGER
+    while True:
         try:
             return carried_out(request, run).unchanged
         except WaitedError:
             return None
         except HeldError:
+            # A worker that was lost to the scheduler may still write this part for a moment.
+            if time.monotonic() > end:
+                raise
             time.sleep(1)
-    return carried_out(request, run).unchanged
 
 
 # Seconds between two messages on the progress of a part, and for which a lost worker may linger.

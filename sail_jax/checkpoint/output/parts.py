@@ -349,6 +349,19 @@ def begun(partial: Path) -> bool:
     return any((partial / FOLDER).glob("*/journal"))
 
 
+def joining(partial: Path) -> bool:
+    """Checks whether an earlier run has begun to join the parts.
+
+    Args:
+      partial: The folder of unfinished work.
+
+    Returns:
+      Whether the whole output has a journal, and the parts, or only the journal, are left.
+    """
+    beside = (partial / FOLDER).is_dir() or not (partial / "data").exists()
+    return (partial / "journal").exists() and beside
+
+
 def forget(partial: Path) -> None:
     """Removes statistics of parts that were only compared with a finished output.
 

@@ -22,11 +22,13 @@ import small_checkpoints
 from sail_jax import cluster
 from sail_jax.checkpoint import RunOptions, merge_checkpoints, save_checkpoint
 from sail_jax.checkpoint.executor import MergeError
+from sail_jax.checkpoint.formats import written
 from sail_jax.checkpoint.formats.files import CheckpointError
+from sail_jax.checkpoint.operations import running
 from sail_jax.checkpoint.operations.adapting import extract_adapter
 from sail_jax.checkpoint.operations.aligning import align_checkpoints
 from sail_jax.checkpoint.operations.averaging import average_checkpoints
-from sail_jax.checkpoint.output.writer import DiffersError
+from sail_jax.checkpoint.output.writer import DiffersError, Writer
 from sail_jax.cli import main as cli
 from sail_jax.merging.combining import transform
 from sail_jax.merging.merge import Merge
@@ -113,6 +115,31 @@ def test_an_error_of_a_task_is_the_error_of_the_command(models, tmp_path):
     run = replace(ON, resume=True, allow_nonfinite=True)
     merge_checkpoints([tmp_path / "bad"], tmp_path / "out", run=run)
     assert (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("at", ["seal", "tidy"])
+def test_a_join_that_was_interrupted_is_resumed(models, tmp_path, monkeypatch, at):
+    out = tmp_path / "out"
+    merged(models, one := tmp_path.with_name(f"{tmp_path.name}-one") / "out", RUN)
+    remove = Writer._remove
+
+    def stop(*writer):
+        # The parts end as usual.
+        if writer and isinstance(writer[0], Writer) and writer[0]._part is not None:
+            remove(*writer)
+        else:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        # Before the output has its name, and after that.
+        patch.setattr(*((written, "seal") if at == "seal" else (Writer, "_remove")), stop)
+        with pytest.raises(KeyboardInterrupt):
+            merged(models, out, ON)
+    assert out.exists() == (at == "tidy")
+    monkeypatch.setattr(running, "_in_rounds", None)  # nothing is computed again
+    merged(models, out, replace(ON, resume=True))
+    assert files(out) == files(one)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_averages_are_made_by_tasks(models, tmp_path):
