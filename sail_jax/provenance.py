@@ -1,5 +1,6 @@
 """The versions and the device of a computation, for records of results."""
 
+import functools
 import platform
 from typing import Any
 
@@ -10,10 +11,15 @@ def versions() -> dict[str, str]:
     Returns:
       The versions of Python, sail-jax, jax, jaxlib and numpy by name.
     """
+    packages = ("sail-jax", "jax", "jaxlib", "numpy")
+    return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
+
+
+@functools.cache
+def _version(package: str) -> str:
     from importlib.metadata import version
 
-    packages = ("sail-jax", "jax", "jaxlib", "numpy")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}
+    return version(package)
 
 
 def provenance() -> dict[str, Any]:
