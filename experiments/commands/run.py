@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from experiments.lab.grid import GridResult
+    from sail_jax.drawing.printing import Looks
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
@@ -54,8 +55,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     example = f"sail-jax run {name} --preset tiny"
     parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
     args, config = _read(parser, argv[1:], study)
+    looks = looks_of(args)
     if args.sweep:
-        return _sweep(args, study, config)
+        return _sweep(args, study, config, looks)
     if args.on is not None:
         raise UsageError("--on is for --sweep: a single run is computed here")
     from experiments.lab import processes, running, store
@@ -75,14 +77,14 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
                 say(f"{name}: {study.question}")
                 if run.finished:
                     say(f"  {run.path}: finished before; only the figures are drawn again")
-            complete = functools.partial(store.complete, run, study, config)
+            complete = functools.partial(store.complete, run, study, config, looks=looks)
             dataset, figures = complete(watch=reporting) if first else complete()
     if first:
-        show_run(study, dataset, figures, run.path)
+        show_run(study, dataset, figures, run.path, looks.formats)
     return 0
 
 
-def _sweep(args: argparse.Namespace, study: Study, preset: AnyConfig) -> int:
+def _sweep(args: argparse.Namespace, study: Study, preset: AnyConfig, looks: "Looks") -> int:
     """Runs a study at every combination of values of some fields."""
     from experiments.lab import grid
     from sail_jax.cluster import ClusterError
@@ -103,25 +105,69 @@ def _sweep(args: argparse.Namespace, study: Study, preset: AnyConfig) -> int:
         result = grid.compute(points, out, resume=args.resume, on=args.on, progress=True)
     except ClusterError as exc:
         raise UsageError(str(exc)) from exc
-    show_grid(result)
+    show_grid(result, looks)
     return 0
 
 
-def show_grid(result: "GridResult") -> None:
+def add_looks(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for how figures are drawn.
+
+    Args:
+      parser: The parser.
+    """
+    add = parser.add_argument_group("figures").add_argument
+    add("--format", default="png", help="png, svg, pdf, or several: png,pdf; default: %(default)s")
+    add(
+        "--figure-width",
+        help="the width of a journal's column: single (3.5 inches) or double (7.2)",
+    )
+    add("--figure-style", help="a style of Matplotlib: its name, or a file")
+
+
+def looks_of(args: argparse.Namespace) -> "Looks":
+    """Reads the options for how figures are drawn.
+
+    Args:
+      args: The options, of a parser with `add_looks`.
+
+    Returns:
+      The looks.
+
+    Raises:
+      UsageError: If one of them is unknown.
+    """
+    from sail_jax.drawing.printing import FORMATS, Looks
+
+    formats = tuple(args.format.split(","))
+    for name in formats:
+        if name not in FORMATS:
+            raise UsageError(f"--format: unknown '{name}'{nearest(name, FORMATS)}")
+    try:
+        return Looks(formats, args.figure_width, args.figure_style).checked()
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def show_grid(result: "GridResult", looks: "Looks") -> None:
     """Draws the result of a grid, and prints its summary and the paths of its files.
 
     Args:
       result: The result.
+      looks: How its figures are drawn.
     """
     from experiments.lab import store
 
     show(result.summary)
-    for file in (result.path / store.RESULT, *result.draw()):
+    for file in (result.path / store.RESULT, *result.draw(looks)):
         show(file)
 
 
 def show_run(
-    study: Study, dataset: "xr.Dataset", figures: "Mapping[str, Figure]", path: Path
+    study: Study,
+    dataset: "xr.Dataset",
+    figures: "Mapping[str, Figure]",
+    path: Path,
+    formats: Sequence[str],
 ) -> None:
     """Prints the findings of a finished run, and the paths of its files.
 
@@ -130,6 +176,7 @@ def show_run(
       dataset: The result, an xarray dataset.
       figures: The figures by name.
       path: The directory of the run.
+      formats: The formats of the files of figures.
     """
     from experiments.lab import store
 
@@ -138,7 +185,8 @@ def show_run(
         from experiments.lab import findings
 
         show(findings.told(declared))
-    for file in (store.RESULT, *(f"{figure}.png" for figure in figures)):
+    files = [f"{figure}.{format}" for figure in figures for format in formats]
+    for file in (store.RESULT, *files):
         show(path / file)
 
 
@@ -162,6 +210,7 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     how = "run at these values of a field: 0:10 (0 to 9) or .1,.2,.5; several make a grid"
     add("--sweep", metavar="FIELD=VALUES", action="append", help=how)
     add_on(parser, "compute the points of a sweep")
+    add_looks(parser)
     # The fields' options show the preset's values as defaults, so the preset is read first.
     preset = parser.parse_known_args(argv)[0].preset
     if preset not in study.presets:

@@ -11,6 +11,7 @@ from matplotlib.typing import ColorType
 from numpy.typing import ArrayLike
 
 from experiments.lab.findings import mean_and_error
+from sail_jax.drawing import style
 
 
 def band(
@@ -60,5 +61,5 @@ def legend(
             entries.setdefault(label, handle)
     labelled = isinstance(also, Mapping)
     entries |= also if labelled else {str(handle.get_label()): handle for handle in also}
-    look = {"loc": f"outside {where}", "frameon": False, "fontsize": 9}
+    look = {"loc": f"outside {where}", "frameon": False, "fontsize": style.points(9)}
     figure.legend(list(entries.values()), list(entries), **look | options)

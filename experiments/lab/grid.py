@@ -36,10 +36,14 @@ from sail_jax.cli.kernels import as_here
 from sail_jax.cli.progress import Meter, say
 from sail_jax.disk import BusyError, RefusedError, StoreError
 from sail_jax.provenance import versions
+from sail_jax.views import view
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
     from matplotlib.figure import Figure
+
+    from sail_jax.drawing.printing import Looks
 
 RECORD, POINTS, FIGURE = "sweep.json", "points", "sweep"
 MOST = 10_000
@@ -205,6 +209,10 @@ class GridResult:
 
         return grid_plots.plot(self.dataset)
 
+    def to_dataframe(self, variable: str | Sequence[str] | None = None) -> "pd.DataFrame":
+        """Returns variables as a table, as `experiments.Result.to_dataframe` does."""
+        return running.tidy(self.dataset, variable)
+
     @property
     def summary(self) -> str:
         """A description in sentences of the axes, and of what the figure shows."""
@@ -212,8 +220,11 @@ class GridResult:
 
         return grid_plots.summary(self.dataset)
 
-    def draw(self) -> list[Path]:
+    def draw(self, looks: "Looks | None" = None) -> list[Path]:
         """Writes the figures into the folder.
+
+        Args:
+          looks: Their style, width and formats; None for PNG files.
 
         Returns:
           The paths of the files.
@@ -221,12 +232,18 @@ class GridResult:
         Raises:
           StoreError: If a file cannot be written.
         """
-        from sail_jax.drawing import style
+        from sail_jax.drawing.printing import Looks
 
-        images = {self.path / f"{name}.png": style.png(fig) for name, fig in self.figures.items()}
-        for path, image in images.items():
-            disk.write_atomic(path, image)
-        return [*images]
+        looks = looks or Looks()
+        images = looks.files(looks.draw(lambda: self.figures))
+        for name, image in images.items():
+            disk.write_atomic(self.path / name, image)
+        return [self.path / name for name in images]
+
+    def _repr_html_(self) -> str:
+        axes = self.record["axes"].items()
+        rows = [(field, ", ".join(map(str, values))) for field, values in axes]
+        return view(f"{self.record['experiment']} in {self.path}\n{self.summary}", rows)
 
     def __repr__(self) -> str:
         return f"{self.record['experiment']} in {self.path}\n{self.summary}"

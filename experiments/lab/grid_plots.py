@@ -61,7 +61,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
         ax.set(title=style.literal(name), ylabel=_label(dataset[name], values))
     if roles.repeated:
         count = dataset.sizes[REPEATED]
-        figure.suptitle(f"means over {count} seeds, with 95 % intervals", fontsize=10)
+        figure.suptitle(f"means over {count} seeds, with 95 % intervals", fontsize=style.points(10))
     if roles.lines:
         drawn = list(axes.flat[: len(measures)])
         legend(figure, *drawn, ncols=min(4, len(drawn[0].get_lines())))

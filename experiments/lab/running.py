@@ -7,10 +7,10 @@ import builtins
 import contextlib
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.lab import registry, stages, store
 from experiments.lab.config import AnyConfig, varied
@@ -18,6 +18,7 @@ from experiments.lab.findings import Finding, told
 from experiments.lab.progress import reporting
 from sail_jax.checks import as_path, one_of
 from sail_jax.cli.kernels import compiled_quickly
+from sail_jax.views import view
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,8 +44,32 @@ class Result:
 
     @property
     def figures(self) -> "dict[str, Figure]":
-        """Its figures by name, drawn at each access."""
-        return self.study.plot(self.dataset)
+        """Its figures by name, drawn at each access. A notebook shows each."""
+        return self.draw()
+
+    def draw(
+        self,
+        *,
+        width: Literal["single", "double"] | None = None,
+        style: "str | Mapping[str, Any] | None" = None,
+    ) -> "dict[str, Figure]":
+        """Draws its figures.
+
+        Args:
+          width: "single" or "double" for the width of a journal's column; None for the width that
+            a figure was designed with.
+          style: A style of Matplotlib: a name, the path of a file, or a mapping of `rcParams`; None
+            for the current `rcParams`.
+
+        Returns:
+          The figures by name.
+
+        Raises:
+          ValueError: If the width or the style is unknown.
+        """
+        from sail_jax.drawing.printing import Looks
+
+        return Looks(width=width, style=style).checked().draw(self.study.plot, self.dataset)
 
     @functools.cached_property
     def findings(self) -> builtins.list[Finding]:
@@ -56,7 +81,32 @@ class Result:
         """A description of the dataset in sentences."""
         return self.study.summary(self.dataset)
 
-    def save(self, out: str | PathLike[str]) -> "Result":
+    def to_dataframe(self, variable: str | Sequence[str] | None = None) -> "pd.DataFrame":
+        """Returns variables of the dataset as a table with a row for each entry.
+
+        Args:
+          variable: The name of a variable, or of several with the same axes; None for all.
+
+        Returns:
+          The table. Its other columns are the coordinates of the entries.
+
+        Raises:
+          ValueError: If a variable is unknown, or the variables have different axes.
+
+        >>> result = run("ridge_transfer", preset="tiny", seed=1)
+        >>> result.to_dataframe(["ridge", "exact"]).columns.tolist()
+        ['case', 'step', 'n', 'theta', 'ridge', 'exact']
+        """
+        return tidy(self.dataset, variable)
+
+    def save(
+        self,
+        out: str | PathLike[str],
+        *,
+        formats: Sequence[str] = ("png",),
+        width: Literal["single", "double"] | None = None,
+        style: "str | Mapping[str, Any] | None" = None,
+    ) -> "Result":
         """Writes the dataset, the figures and the record of the run to a folder.
 
         The folder has the same layout as that of `sail-jax run NAME --out FOLDER`, so that
@@ -64,6 +114,9 @@ class Result:
 
         Args:
           out: The folder, new or empty.
+          formats: The formats of the figures: "png", "svg" and "pdf".
+          width: As for `draw`.
+          style: As for `draw`.
 
         Returns:
           The same result.
@@ -71,15 +124,55 @@ class Result:
         Raises:
           RefusedError: If the folder is not empty.
           StoreError: If it cannot be written.
+          ValueError: If a format, the width or the style is unknown.
         """
+        from sail_jax.drawing.printing import Looks
+
+        looks = Looks(tuple(formats), width, style).checked()
         with store.Run.open(as_path("out", out), self.study.name, self.config) as run:
             run.finish(self.dataset, self.seconds)
-            store.redraw(run, self.study)
+            store.redraw(run, self.study, looks=looks)
         return self
+
+    def _repr_html_(self) -> str:
+        rows = [(f.verdict, f.claim, f.here) for f in self.findings]
+        header = ("verdict", "claim", "here") if rows else ()
+        rows = rows or [("figures", ", ".join(self.figures))]
+        return view(f"{self.study.name}: {self.study.question}\n{self.summary}", rows, header)
 
     def __repr__(self) -> str:
         lines = [f"{self.study.name}: {self.study.question}", self.summary]
         return "\n".join([*lines, *filter(None, [told(self.findings)])])
+
+
+def tidy(dataset: "xr.Dataset", variable: str | Sequence[str] | None = None) -> "pd.DataFrame":
+    """Returns variables of a dataset as a table with a row for each entry.
+
+    Args:
+      dataset: The dataset.
+      variable: As for `Result.to_dataframe`.
+
+    Returns:
+      The table. Its other columns are the coordinates of the entries.
+
+    Raises:
+      ValueError: As `Result.to_dataframe`.
+    """
+    known = [str(name) for name in dataset.data_vars]
+    names = (
+        [variable] if isinstance(variable, str) else [*(known if variable is None else variable)]
+    )
+    for name in names:
+        one_of("variable", name, known)
+    axes = {name: ", ".join(map(str, dataset[name].dims)) or "none" for name in names}
+    if len({*axes.values()}) > 1:
+        some = "; ".join(f"{name}: {text}" for name, text in [*axes.items()][:4])
+        raise ValueError(
+            "variable: expected variables of the same axes, because a table has a row for each "
+            f"entry; got {some}{'; ...' * (len(names) > 4)}"
+        )
+    table = dataset[names].to_dataframe().reset_index()
+    return table.reindex(columns=[*(name for name in table if name not in names), *names])
 
 
 def run(name: str, *, preset: str = "default", progress: bool = False, **fields: Any) -> Result:

@@ -6,7 +6,7 @@
     work/<name>/             files that an unfinished stage keeps for itself
     metrics/<name>/          the lines (.jsonl) that a stage wrote there: losses and rates by step
     result.nc                the dataset (netCDF4), written last
-    <figure>.png
+    <figure>.png                 or .svg, .pdf
 
 Every file is written under a temporary name, synced and renamed, so that no file is ever
 incomplete. `config.json` carries its own checksum. When the run has finished, it also contains the
@@ -15,6 +15,7 @@ checksum of `result.nc`.
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -41,6 +42,8 @@ from sail_jax.provenance import provenance
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
+
+    from sail_jax.drawing.printing import Looks
 
 RECORD, RESULT = "config.json", "result.nc"
 # How netCDF marks such an array.
@@ -277,10 +280,11 @@ class Run:
         """Writes figures into the directory of the run.
 
         Args:
-          images: PNG files as bytes, by name. A name has at most 100 letters, digits, "_" and "-".
+          images: The content of each file by its name, such as "risk.png". A name has at most 100
+            letters, digits, "_" and "-" before its suffix.
 
         Returns:
-          The paths of the files, `<name>.png`.
+          The paths of the files.
 
         Raises:
           ValueError: If a name does not have this form.
@@ -288,9 +292,9 @@ class Run:
         """
         paths = []
         for name, data in images.items():
-            if not re.fullmatch(r"\w[\w-]{0,99}", name):
+            if not re.fullmatch(r"\w[\w-]{0,99}\.(png|svg|pdf)", name):
                 raise ValueError(f"figure name {name!r}: expected letters, digits, '_' and '-'")
-            paths.append(self.path / f"{name}.png")
+            paths.append(self.path / name)
             if processes.is_first():
                 disk.write_atomic(paths[-1], data)
         return paths
@@ -305,6 +309,7 @@ def complete(
     config: AnyConfig,
     watch: Callable[[Stage], Stage] = lambda stage: stage,
     shown: int | None = None,
+    looks: "Looks | None" = None,
 ) -> Drawn:
     """Computes the result of a run unless it is stored already, then draws it.
 
@@ -315,9 +320,10 @@ def complete(
       watch: Wraps the stage function that the study receives, to report progress. The default
         changes nothing.
       shown: The number of figures to write, from the first; None writes all of them.
+      looks: Their style, width and formats; None for PNG files.
 
     Returns:
-      The stored dataset, and the written figures as PNG, by name.
+      The stored dataset, and the written figures by name.
 
     Raises:
       StoreError: If stored files are damaged or cannot be written. Errors of the study pass
@@ -325,9 +331,9 @@ def complete(
     """
     if run.finished:
         with showing(run.path):
-            return redraw(run, study, shown)
+            return redraw(run, study, shown, looks)
     run.finish(study.run(config, watch(run.stage)))
-    return redraw(run, study, shown)
+    return redraw(run, study, shown, looks)
 
 
 @contextlib.contextmanager
@@ -353,13 +359,14 @@ def showing(path: Path) -> Iterator[None]:
         raise StoreError(f"{path}: this version cannot show its result ({why[:200]})") from exc
 
 
-def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
+def redraw(run: Run, study: Study, shown: int | None = None, looks: "Looks | None" = None) -> Drawn:
     """Draws the figures of a finished run again, from its stored result, and writes them.
 
     Args:
       run: The run.
       study: Its study.
       shown: The number of figures to write, from the first; None writes all of them.
+      looks: Their style, width and formats; None for PNG files.
 
     Returns:
       The stored dataset, and the written figures by name.
@@ -367,20 +374,22 @@ def redraw(run: Run, study: Study, shown: int | None = None) -> Drawn:
     Raises:
       StoreError: If the result is damaged, or a figure cannot be written.
     """
-    from sail_jax.drawing import style
+    from sail_jax.drawing.printing import Looks
 
-    dataset, figures = drawn(run, study)
+    looks = looks or Looks()
+    dataset, figures = drawn(run, study, looks)
     figures = dict(list(figures.items())[:shown])
-    run.draw({name: style.png(figure) for name, figure in figures.items()})
+    run.draw(looks.files(figures))
     return dataset, figures
 
 
-def drawn(run: Run, study: Study) -> Drawn:
+def drawn(run: Run, study: Study, looks: "Looks | None" = None) -> Drawn:
     """Draws the figures of a finished run without writing them.
 
     Args:
       run: The run.
       study: Its study.
+      looks: Their style and width.
 
     Returns:
       The stored dataset, and the figures by name.
@@ -389,7 +398,8 @@ def drawn(run: Run, study: Study) -> Drawn:
       StoreError: If the result is damaged.
     """
     dataset = load_result(run.path, run.record)
-    return dataset, study.plot(dataset)
+    plot = study.plot if looks is None else functools.partial(looks.draw, study.plot)
+    return dataset, plot(dataset)
 
 
 def reopen(directory: str | Path) -> Run:

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.lab import grid, registry, store
 from experiments.lab.findings import Finding, evidence, rule
@@ -15,12 +15,13 @@ from experiments.lab.registry import Study
 from sail_jax import disk
 from sail_jax.cli.progress import say, show
 from sail_jax.drawing import pages, style
+from sail_jax.drawing.printing import Looks
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-PAGE = "report.html"
+PAGE, PNG = "report.html", Looks()
 HEADER = ("claim", "where", "paper, at its scale")
 OTHER = "a different scale from the paper's"
 # Limits of the search for runs: the number of folders, and levels below the given directory.
@@ -28,15 +29,17 @@ FOLDERS = 10_000
 DEPTH = 8
 
 
-def main(directory: str | Path, out: str | Path | None = None) -> int:
+def main(directory: str | Path, out: str | Path | None = None, looks: Looks = PNG) -> int:
     """Writes the page of all finished runs in a directory and below it.
 
     Runs that are not finished or cannot be read are skipped, and reported on stderr.
 
     Args:
       directory: The directory of the runs.
-      out: The file of the page; None for `report.html` in the directory. It may replace an earlier
-        page, but no other file.
+      out: The file of the page, which ends in ".html", or a folder for `report.html`; None for the
+        directory itself. The page may replace an earlier page, but no other file.
+      looks: How figures are drawn. The page shows SVG if that is among the formats, or else PNG.
+        Files of the other formats are written to the folder `figures` beside it.
 
     Returns:
       The exit code: 0, or 1 if a run could not be read.
@@ -47,12 +50,14 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
       StoreError: If a file at `out` cannot be read, or the page cannot be written.
     """
     directory = Path(directory)
-    out = directory / PAGE if out is None else Path(out)
+    out = directory if out is None else Path(out)
+    out = out if out.suffix in (".html", ".htm") else out / PAGE
     for path in (directory, out):
         disk.check_length(path)
     if not directory.is_dir():
         raise disk.RefusedError(f"{directory} is not a directory")
     _admit(out)
+    pictures = _Pictures(looks, out.parent / "figures")
     sections, unfinished, bad = [], [], []
     # All runs are found first, so that an error is raised early if there are too many.
     for path in [*found(directory)]:
@@ -61,11 +66,11 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
             if (path / grid.RECORD).exists():
                 result = grid.reopen(path)
                 with store.showing(path):
-                    sections.append(_grid(place, result))
+                    sections.append(_grid(place, result, pictures))
             else:
                 run = store.reopen(path)
                 with store.showing(path):
-                    sections.append(_run(place, run))
+                    sections.append(_run(place, run, pictures))
             say(f"  {path}")
         except disk.RefusedError as exc:
             unfinished.append(str(exc))
@@ -84,6 +89,29 @@ def main(directory: str | Path, out: str | Path | None = None) -> int:
     disk.write_atomic(out, page.encode())
     show(f"Look at {out}")
     return 1 if bad else 0
+
+
+class _Pictures(NamedTuple):
+    """Renders figures for the page, and writes their files beside it."""
+
+    looks: Looks
+    folder: Path
+
+    def __call__(self, place: Path, figures: Mapping[str, "Figure"]) -> list[pages.Picture]:
+        """Returns the pictures of one run, in its folder below the given directory."""
+        svg = "svg" in self.looks.formats
+        shown = "svg" if svg else "png"
+        others = self.looks._replace(
+            formats=tuple(format for format in self.looks.formats if format != shown)
+        )
+        for name, data in others.files(figures).items():
+            path = self.folder / "_".join((*place.parts, name))
+            with disk.explained("write to", self.folder):
+                self.folder.mkdir(exist_ok=True)
+            disk.write_atomic(path, data)
+        # Rendering for a page changes the colours of a figure, so it comes last.
+        render = style.svg if svg else style.png
+        return [(style.describe(figure), render(figure)) for figure in figures.values()]
 
 
 def found(directory: Path) -> Iterator[Path]:
@@ -122,7 +150,7 @@ def section(
     heading: str,
     study: Study,
     dataset: "xr.Dataset",
-    figures: Mapping[str, "Figure"],
+    pictures: Sequence[pages.Picture],
     findings: Sequence[Finding],
     scale: str = OTHER,
 ) -> pages.Section:
@@ -132,14 +160,13 @@ def section(
       heading: The heading of the section.
       study: The study.
       dataset: The result of the run.
-      figures: The figures of the run by name.
+      pictures: The figures of the run, each with an alternative text.
       findings: The findings on the papers' claims; empty if the study tests none.
       scale: The scale of the run, for the heading of the column with its own figures.
 
     Returns:
       The section: question, answer, figures, and the tables of the study and of the claims.
     """
-    pictures = [(style.describe(figure), style.png(figure)) for figure in figures.values()]
     tables, answer = study.tables(dataset), study.summary(dataset)
     if findings:
         rows = [(f.claim, f.where, f.paper, f.here + evidence(f), f.verdict) for f in findings]
@@ -148,12 +175,12 @@ def section(
     return pages.Section(heading, study.question, answer, pictures, tables)
 
 
-def _run(place: Path, run: store.Run) -> pages.Section:
+def _run(place: Path, run: store.Run, pictures: _Pictures) -> pages.Section:
     """Makes the section of a stored run, with details on how to compute it again."""
     record = run.record
     name = record["experiment"]
     study = registry.load(name)
-    dataset, figures = store.drawn(run, study)
+    dataset, figures = store.drawn(run, study, pictures.looks)
     findings = study.findings(dataset)
     heading = name if place.name == name or place == Path() else f"{name} ({place})"
     preset = preset_of(study, record["config"])
@@ -168,14 +195,15 @@ def _run(place: Path, run: store.Run) -> pages.Section:
         **({"again": f"sail-jax run {name}{options}"} if preset else {}),
         "config": json.dumps(record["config"], ensure_ascii=False),
     }
-    return section(heading, study, dataset, figures, findings, scale)._replace(details=details)
+    drawn = pictures(place, figures)
+    return section(heading, study, dataset, drawn, findings, scale)._replace(details=details)
 
 
-def _grid(place: Path, result: grid.GridResult) -> pages.Section:
+def _grid(place: Path, result: grid.GridResult, pictures: _Pictures) -> pages.Section:
     """Makes the section of a stored sweep."""
     record, axes = result.record, result.record["axes"]
     study = registry.load(record["experiment"])
-    pictures = [(style.describe(fig), style.png(fig)) for fig in result.figures.values()]
+    drawn = pictures(place, pictures.looks.draw(lambda: result.figures))
     details = {
         **{f"values of {axis}": ", ".join(map(str, values)) for axis, values in axes.items()},
         "versions": _spelt(record["versions"]),
@@ -187,7 +215,7 @@ def _grid(place: Path, result: grid.GridResult) -> pages.Section:
     }
     name = f"{study.name} over {', '.join(axes)}"
     heading = name if place == Path() else f"{name} ({place})"
-    return pages.Section(heading, study.question, result.summary, pictures, details=details)
+    return pages.Section(heading, study.question, result.summary, drawn, details=details)
 
 
 def _spelt(versions: Mapping[str, str]) -> str:
@@ -251,5 +279,8 @@ def _admit(out: Path) -> None:
     if out.exists() and (out.is_dir() or mark not in disk.read_bytes(out, 1 << 30)[:2000]):
         raise disk.RefusedError(f"{out} exists and is not a report; choose another --out")
     if not out.parent.is_dir():
-        raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
+        if out.parent.exists() or not out.parent.parent.is_dir():
+            raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
+        with disk.explained("make", out.parent):
+            out.parent.mkdir()
     disk.probe(out.parent)

@@ -134,7 +134,7 @@ def _section(
     """Makes the section of a study."""
     findings = study.findings(dataset)
     figures = shown.figures(dataset)
-    section = gallery.section(part.heading, study, dataset, {}, findings)
+    section = gallery.section(part.heading, study, dataset, (), findings)
     return section._replace(
         verdict=" ".join(filter(None, (shown.verdict(dataset), counted(findings)))),
         pictures=[(style.describe(figure), style.svg(figure)) for figure in figures],

@@ -243,7 +243,7 @@ def _fronts(outcome: Outcome) -> Figure:
         ax.plot(places, trial.by_task, f"o{line}", color=color, ms=4, label=name)
     ax.set_xticks(places, [style.literal(task, 14) for task in outcome.tasks])
     ax.set_ylabel("score")
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=style.points(8))
     return figure
 
 

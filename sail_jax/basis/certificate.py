@@ -23,6 +23,7 @@ from sail_jax.basis.maps import SpaceMap, classify, measure
 from sail_jax.basis.spaces import Spec, table
 from sail_jax.checks import as_array, callable_with, concrete
 from sail_jax.trees import leaf_paths
+from sail_jax.views import view
 
 
 class SpaceReport(NamedTuple):
@@ -59,11 +60,18 @@ class Report(NamedTuple):
         return "; ".join(f"{row.space!r}: {row.lost}" for row in self.spaces if row.lost)
 
     def __str__(self) -> str:
+        return table(self._rows())
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._rows()
+        return view(self.lost or "no loss according to the axes", rows, header)
+
+    def _rows(self) -> list[tuple[str, ...]]:
         rows = [("space", "family", "defect", "known loss")]
         for name, family, loss, reason in self.spaces:
             shown = "traced" if loss is None else f"{loss:.1e}"
             rows.append((name, str(family), shown, reason or "none"))
-        return table(rows)
+        return rows
 
 
 class Verdict(NamedTuple):
@@ -227,6 +235,10 @@ class Certificate(NamedTuple):
     scale: float
     tolerance: float
     leaf: str
+
+    def _repr_html_(self) -> str:
+        title = f"the function is {'' if self.preserved else 'not '}preserved"
+        return view(title, zip(self._fields[1:], self[1:], strict=True))
 
 
 def certificate(

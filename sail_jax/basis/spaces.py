@@ -27,6 +27,7 @@ from sail_jax.basis.listed import Layers, layer_at, listed
 from sail_jax.basis.maps import SpaceMap
 from sail_jax.checks import escaped, nearest
 from sail_jax.trees import leaf_paths
+from sail_jax.views import view
 
 
 class Leaf(NamedTuple):
@@ -293,6 +294,14 @@ class Spec:
         return f"Spec({len(self.leaves)} leaves, {len(self.spaces)} spaces)"
 
     def __str__(self) -> str:
+        return table(self._rows())
+
+    def _repr_html_(self) -> str:
+        header, *rows = self._rows()
+        return view(repr(self), rows, header)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """Lists the titles of the columns, and the cells of each space and each list of layers."""
         rows: list[tuple[str, ...]] = [
             ("space", "size", "nonlinearity", "writers", "readers", "gains")
         ]
@@ -303,7 +312,7 @@ class Spec:
             found = {self.layer(leaf.path) for leaf in self.leaves} - {None}
             count = sum(layer[0] == name for layer in found if layer)
             rows.append((name, str(count), "stack" if loss else "stack residual", start, "-", "-"))
-        return table(rows)
+        return rows
 
 
 def spec(

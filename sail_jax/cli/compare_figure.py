@@ -44,7 +44,7 @@ def draw(groups: Sequence[Mapping[str, Any]], models: int) -> Figure:
         ax.set_xticks(list(few), [style.literal(layers[i] or "-", 20) for i in few])
         ax.set_xlabel("layer (-: outside the layers)")
         ax.set_yticks(range(len(modules)), names if ax is axes[0, 0] else [])
-        ax.tick_params(axis="y", labelsize=8)
+        ax.tick_params(axis="y", labelsize=style.points(8))
         ax.invert_yaxis()
     what = "changes" if len(kinds) > 1 else "weights"
     axes[0, 0].set_title(f"cosine of {what} (unrelated: 0)", loc="left")

@@ -254,7 +254,9 @@ def draw(record: Mapping[str, Any]) -> Figure:
     if scored:
         more = _scored(record, *axes[:, -1])
         handles = [a + b for a, b in zip(handles, more, strict=True)]
-    fig.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    fig.legend(
+        *handles, loc="outside lower center", ncols=4, frameon=False, fontsize=style.points(8)
+    )
     return fig
 
 

@@ -335,10 +335,19 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
             )  # fmt: skip
             where = {"va": "center", "fontweight": "bold", "color": style.INK}
             ground = {"facecolor": "#F2F2F2", "edgecolor": "none", "pad": 1.5}
-            ax.text(-0.4, at, style.literal(band.heading), fontsize=8, bbox=ground, **where)
+            ax.text(
+                -0.4,
+                at,
+                style.literal(band.heading),
+                fontsize=style.points(8),
+                bbox=ground,
+                **where,
+            )
             if band.repeats > 1:
                 x = len(columns) - 0.55 + inches
-                ax.text(x, at + 0.1, f"x {band.repeats}", ha="right", fontsize=12, **where)
+                ax.text(
+                    x, at + 0.1, f"x {band.repeats}", ha="right", fontsize=style.points(12), **where
+                )
             at += 1
         for row in band.rows:
             labels.append((at, style.literal(row.label)))
@@ -346,13 +355,20 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
             for name, _ in row.marks:
                 spans[name].append(at)
             shape = " x ".join(map(str, row.shape)) or "scalar"
-            ax.text(len(columns) - 0.35, at, shape, va="center", fontsize=7.5, color=style.FAINT)
+            ax.text(
+                len(columns) - 0.35,
+                at,
+                shape,
+                va="center",
+                fontsize=style.points(7.5),
+                color=style.FAINT,
+            )
             at += 1
         at += 0.6 if band.heading else 0.5
     for name, k in columns.items():
         ax.plot([k, k], [min(spans[name]), max(spans[name])], color="#CFCFCF", lw=2.2, zorder=-1)
         ax.plot([k, k], [-0.45, min(spans[name])], color="#E4E4E4", lw=0.8, ls=":", zorder=-2)
-    ax.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=8)
+    ax.set_yticks([y for y, _ in labels], [text for _, text in labels], fontsize=style.points(8))
     ax.tick_params(length=0)
     ax.xaxis.tick_top()
     names = []
@@ -361,14 +377,14 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
         under = style.literal(space.nonlinearity or "unstated")
         names.append(f"{style.literal(label, 40)} = {space.size}\n{under}")
     ax.set_xticks(range(len(columns)), names, rotation=55, ha="left", rotation_mode="anchor")
-    ax.tick_params(axis="x", labelsize=8)
+    ax.tick_params(axis="x", labelsize=style.points(8))
     for label in ax.get_xticklabels():
         label.set_linespacing(1.0)
     fig.text(
         0.1 / width,
         1 - 0.12 / height,
         style.literal(title, 120),
-        fontsize=10,
+        fontsize=style.points(10),
         va="top",
         color=style.INK,
     )
@@ -379,7 +395,7 @@ def draw(found: Layout, spec: Spec, title: str) -> "Figure":
     handles += ax.plot([], [], color=style.INK, lw=1.1, label="spaces of one array axis")
     fig.legend(
         handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncols=4, frameon=False,
-        fontsize=8, handletextpad=0.3, columnspacing=1.2,
+        fontsize=style.points(8), handletextpad=0.3, columnspacing=1.2,
     )  # fmt: skip
     return fig
 

@@ -6,12 +6,16 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 # Characters that a page would hide, reverse or fail to encode: controls, directions, surrogates.
 HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+
+Picture: TypeAlias = tuple[str, bytes]
+"""An alternative text, and a PNG or SVG."""
 
 
 class Section(NamedTuple):
@@ -21,7 +25,7 @@ class Section(NamedTuple):
       heading: Its title.
       question: The question.
       answer: The computed answer.
-      pictures: Pairs of an alternative text and a PNG or SVG.
+      pictures: Its figures.
       tables: Rows of cells; the first row of each table is its header. A table of more than
         `FOLDED` rows is collapsed.
       details: The settings and versions of the run, by name. They are collapsed.
@@ -34,7 +38,7 @@ class Section(NamedTuple):
     heading: str
     question: str
     answer: str
-    pictures: Sequence[tuple[str, bytes]] = ()
+    pictures: Sequence[Picture] = ()
     tables: Sequence[Sequence[Sequence[str]]] = ()
     details: Mapping[str, str] = MappingProxyType({})
     about: str = ""

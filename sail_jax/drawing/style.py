@@ -6,7 +6,7 @@ import re
 import warnings
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -51,7 +51,8 @@ def figure(
     Returns:
       The figure, and its axes as an array `[rows, columns]`, always two-dimensional.
     """
-    fig = Figure(figsize=(width * columns, height * rows), layout="constrained", facecolor="white")
+    size = (width * columns, height * rows)
+    fig = Drawing(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(fig)
     kind = {"axes_class": Panel}
     axes = fig.subplots(rows, columns, squeeze=False, subplot_kw=kind, **subplots)
@@ -60,12 +61,40 @@ def figure(
     return fig, axes
 
 
+def points(size: float) -> float:
+    """Scales a font size with `rcParams["font.size"]`, which is 10 by default.
+
+    Args:
+      size: The size in points at the default.
+
+    Returns:
+      The size in points.
+    """
+    return size * rcParams["font.size"] / 10
+
+
+class Drawing(Figure):
+    """A figure that notebooks show without pyplot, and whose PDF has TrueType fonts (Type 42)."""
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+    def savefig(self, fname, **options):
+        """Writes the figure to a file, as `Figure.savefig`. Journals refuse its usual fonts."""
+        with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
+            super().savefig(fname, **options)
+
+
 class Panel(Axes):
-    """Axes with a fixed font size of titles: `Axes.set_title` would reset it to the global one."""
+    """Axes whose titles have the size of their labels, and that notebooks show as their figure."""
 
     def set_title(self, label, fontdict=None, loc=None, pad=None, **options):
         """Sets the title, in size 10 unless another `fontsize` is given."""
-        return super().set_title(label, fontdict, loc, pad, **{"fontsize": 10, **options})
+        return super().set_title(label, fontdict, loc, pad, **{"fontsize": points(10), **options})
+
+    def _repr_png_(self) -> bytes | None:
+        figure = self.get_figure(root=True)
+        return None if figure is None else png(figure)
 
 
 def dress(ax: Axes) -> Axes:
@@ -80,11 +109,11 @@ def dress(ax: Axes) -> Axes:
     ax.set_prop_cycle(color=PALETTE)
     ax.spines[["top", "right"]].set_visible(False)
     ax.spines[["left", "bottom"]].set_color(FAINT)
-    ax.tick_params(labelsize=9, color=FAINT)
+    ax.tick_params(labelsize=points(9), color=FAINT)
     ax.grid(color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
-    ax.xaxis.label.set_fontsize(10)
-    ax.yaxis.label.set_fontsize(10)
+    ax.xaxis.label.set_fontsize(points(10))
+    ax.yaxis.label.set_fontsize(points(10))
     return ax
 
 
@@ -132,7 +161,7 @@ def heatmap(ax: Axes, values: np.ndarray, *, label: str | None = "", **options):
         low, high = (bool((side > 0).any()) for side in _beyond(shown, mesh.norm))
         extend = {(False, False): "neither", (True, False): "min", (False, True): "max"}
         bar = ax.figure.colorbar(mesh, ax=ax, label=label, extend=extend.get((low, high), "both"))
-        bar.ax.tick_params(labelsize=9)
+        bar.ax.tick_params(labelsize=points(9))
         bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     return mesh
 
@@ -177,7 +206,7 @@ def png(fig: Figure) -> bytes:
     fits = min(1.0, SIDE / max(width, height), math.sqrt(AREA / (width * height)))
     # `savefig` would draw twice, the first time for the layout. This drawing already gives it.
     fig.set_dpi(fits * DPI)
-    _read_mathematics(fig)
+    read_mathematics(fig)
     with warnings.catch_warnings():
         # Names may use any script; a box replaces characters that are missing in the font.
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
@@ -203,7 +232,7 @@ def svg(fig: Figure) -> bytes:
       The file's bytes. Text is drawn as outlines. Equal figures give equal bytes.
     """
     _follow_theme(fig)
-    _read_mathematics(fig)
+    read_mathematics(fig)
     buffer = io.StringIO()
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "sail-jax"}):
@@ -243,7 +272,7 @@ def _inked(artists: list[Artist]) -> None:
             artist.set(color=_THEME["ink"][0])
 
 
-def _read_mathematics(fig: Figure) -> None:
+def read_mathematics(fig: Figure) -> None:
     """Disables mathematics for texts that Matplotlib cannot parse."""
     for text in fig.findobj(Text):
         if isinstance(text, Text) and not _is_mathematics(text.get_text()):

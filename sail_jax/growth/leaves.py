@@ -24,6 +24,7 @@ from sail_jax.checks import as_array, nearest
 from sail_jax.growth.fresh import aki, initial, leaf_key, scale_norms
 from sail_jax.growth.layers import Source
 from sail_jax.growth.named import Method, Step
+from sail_jax.views import view
 
 
 class Operands(NamedTuple):
@@ -110,6 +111,13 @@ class Growth:
     _outputs: Mapping[str, Array]
     _fresh: Mapping[str, Array]
     _std: float
+
+    def _repr_html_(self) -> str:
+        changed = [("leaves", len(self.leaves)), *(("note", note) for note in self.notes)]
+        sizes = [(name, f"{m.old} to {m.new}") for name, m in self.maps.items()]
+        return view(
+            f"growth: {self.report.lost or 'no loss according to the axes'}", changed + sizes
+        )
 
     def needs(self, path: str) -> tuple[str, ...]:
         """Lists the leaves of the old network that a new leaf depends on."""

@@ -39,6 +39,7 @@ from sail_jax.merging.task_vectors import (
 )
 from sail_jax.merging.tensors import Shape, Tensor
 from sail_jax.merging.work import Program, Work
+from sail_jax.views import view
 
 Base = Literal["required", "optional", "unused", "merged"]
 """The role of a base in a merge; see `Merge`."""
@@ -120,6 +121,12 @@ class Merge(Program):
             return f"{self.name}({', '.join(options)})"
         own = [f for f in fields(self) if f.repr and getattr(self, f.name) is not f.default]
         return called(Merge, (), {f.name: getattr(self, f.name) for f in own})
+
+    def _repr_html_(self) -> str:
+        least, most = self.models
+        rows = [*self.options.items()] if self.name != "merge" else [("merge", repr(self))]
+        expected = f"{least}" if most == least else f"{least} to {most or 'any number'}"
+        return view(self.name, [*rows, ("base", self.base), ("models", expected)])
 
     def check_models(self, count: int, base: bool) -> None:
         """Checks the number of models, and that a base is given if it is required.

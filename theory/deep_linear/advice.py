@@ -32,6 +32,7 @@ from jaxtyping import Array, Float
 from sail_jax import linalg
 from sail_jax.checks import one_of
 from sail_jax.deprecated import renamed
+from sail_jax.views import view
 from theory import problems
 from theory.deep_linear import certainty, covariance, penalised, regularised, risks, subspace
 from theory.deep_linear.certainty import EXACT, Known
@@ -64,6 +65,16 @@ class Advice(NamedTuple):
     known: dict[str, Known] = {}  # noqa: RUF012
     undecided: tuple[str, ...] = ()
     settings: dict[str, dict[str, float]] = {}  # noqa: RUF012
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for method, risk in sorted(self.risks.items(), key=lambda item: item[1]):
+            known, settings = self.known.get(method), self.settings.get(method, {})
+            how = f"{known.how}, ± {known.error:.2g}" if known else "estimated"
+            rows.append((method, f"{risk:.4g}", how, _spelt(settings)))
+        unsure = f"\nNot decided, within the errors: {', '.join(self.undecided)}"
+        title = f"{self.method}{unsure if self.undecided else ''}"
+        return view(title, rows, ("method", "risk", "known", "settings"))
 
 
 @renamed("n", "d", "theta", "sigma", until="0.4")
@@ -401,6 +412,11 @@ def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
     return jnp.where(some, at.risk(jnp.full(d, unit), sigma), 0.0)
 
 
+def _spelt(settings: Mapping[str, float]) -> str:
+    """Lists settings with their values."""
+    return ", ".join(f"{name} {value:.4g}" for name, value in settings.items())
+
+
 class SampleAdvice(NamedTuple):
     """Advice from a sample of the target task, with the estimates behind it.
 
@@ -424,6 +440,16 @@ class SampleAdvice(NamedTuple):
     sigma: float
     size: float
     anisotropy: float
+
+    def _repr_html_(self) -> str:
+        best = self.advice.method
+        rows = [
+            (method, f"{risk:.4g}", f"{self.stderr[method]:.2g}" if method != best else "")
+            for method, risk in sorted(self.advice.risks.items(), key=lambda item: item[1])
+        ]
+        unsure = f"\nNot decided by the sample: {', '.join(self.undecided)}"
+        title = f"{best}{unsure if self.undecided else ''}"
+        return view(title, rows, ("method", "risk", "standard error of the difference"))
 
 
 @problems.defined

@@ -132,7 +132,7 @@ def _scratch(dataset: "xr.Dataset") -> "Figure":
             _points(row[3], [i], at["scratch_barrier"].sel(way=way), i, "", ls="")
         short = [w.removesuffix(" matching") if w != "none" else "scratch" for w in ways]
         row[3].set_xticks(range(len(ways)), [w.replace("-", "-\n") for w in short])
-        row[3].tick_params(axis="x", labelsize=8)
+        row[3].tick_params(axis="x", labelsize=style.points(8))
         row[3].set_xlim(-0.5, len(ways) - 0.5)
         top = max(0.1, 1.1 * float(at["scratch_barrier"].mean("replicate").max()))
         row[3].set_ylim(-0.04 * top, top)
@@ -213,7 +213,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     by_size.set_xlabel("models averaged, k")
     by_size.set_ylabel("relative gap (± s.e.)")
     by_size.set_title("one task")
-    by_size.legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    by_size.legend(frameon=False, fontsize=style.points(8), ncols=2, loc="upper left")
 
     labels = {"average": "weights", "ensemble": "logits", "chord": "accuracies"}
     for i, (name, label) in enumerate(labels.items()):
@@ -227,7 +227,7 @@ def _averaging(dataset: "xr.Dataset") -> "Figure":
     line.set_title("two tasks, interpolated:")
     bottom, top = line.get_ylim()
     line.set_ylim(bottom - 0.35 * (top - bottom), top)
-    line.legend(frameon=False, fontsize=8.5, loc="lower center")
+    line.legend(frameon=False, fontsize=style.points(8.5), loc="lower center")
     return fig
 
 

@@ -88,7 +88,7 @@ def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> N
         (float(floor.min() + floor.max()) / 2, 0.02),
         xycoords=("data", "axes fraction"),
         ha="center",
-        fontsize=8,
+        fontsize=style.points(8),
         color=style.INK,
     )
     n, d = np.ravel(dataset.attrs["n"])[0], dataset.attrs["d"]
@@ -106,7 +106,7 @@ def _loads(ax: Axes, dataset: xr.Dataset) -> None:
             ax.plot(dataset.kl, theory, dashes, color=style.PALETTE[2 + i % 5], label=label)
     ax.plot([], [], "-", color=style.INK, label=MODES["linear"])
     ax.plot([], [], "--", color=style.INK, label=MODES["fine_tuning"])
-    ax.legend(fontsize=8, frameon=False, loc="lower left")
+    ax.legend(fontsize=style.points(8), frameon=False, loc="lower left")
     _finish(ax, "(f) one distance, either sign", dataset.kl.attrs["long_name"])
 
 

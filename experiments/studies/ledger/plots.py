@@ -70,6 +70,6 @@ def _dots(ax: Axes, dataset: xr.Dataset, label: str, limit: float) -> None:
     ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
     names = [str(name) for name in dataset["claim"].values]
-    ax.set_yticks(np.arange(len(names)), names, fontsize=8)
+    ax.set_yticks(np.arange(len(names)), names, fontsize=style.points(8))
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.set_xlabel(label)

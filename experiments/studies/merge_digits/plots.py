@@ -38,7 +38,7 @@ def _plot_accuracy(dataset: xr.Dataset) -> Figure:
     floor = np.floor(10 * mean.min()) / 10
     mesh = ax.pcolormesh(mean, cmap=style.SEQUENTIAL, vmin=floor, vmax=1, edgecolors="white")
     ax.grid(visible=False)
-    centred = {"ha": "center", "va": "center", "fontsize": 8, "linespacing": 0.95}
+    centred = {"ha": "center", "va": "center", "fontsize": style.points(8), "linespacing": 0.95}
     for (i, j), value in np.ndenumerate(mean):
         ink = "white" if mesh.norm(value) < 0.55 else "black"
         ax.text(j + 0.5, i + 0.5, f"{value:.2f}\n±{spread[i, j]:.2f}", color=ink, **centred)

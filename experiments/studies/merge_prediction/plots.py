@@ -50,14 +50,16 @@ def ranking(dataset: xr.Dataset) -> Figure:
         ax.set_title(title)
     axes[0, 0].set_yticks(y, [PREDICTORS[name].label for name in names])
     axes[0, 0].set_ylim(len(names) - 0.4, -0.6)
-    axes[0, 0].tick_params(axis="y", labelsize=8)
+    axes[0, 0].tick_params(axis="y", labelsize=style.points(8))
     passes = dataset["passes"].sel(predictor=names).values[:, 0]
     side = axes[0, 1].secondary_yaxis("right")
-    side.set_yticks(y, [f"{n:.0f}" for n in passes], fontsize=8)
-    side.set_ylabel(f"passes forward, {int(dataset['size'].values[0])} models", fontsize=9)
+    side.set_yticks(y, [f"{n:.0f}" for n in passes], fontsize=style.points(8))
+    side.set_ylabel(
+        f"passes forward, {int(dataset['size'].values[0])} models", fontsize=style.points(9)
+    )
     side.spines["right"].set_visible(False)
     side.tick_params(length=0)
-    legend(fig, axes[0, 0], ncols=3, fontsize=8)
+    legend(fig, axes[0, 0], ncols=3, fontsize=style.points(8))
     return fig
 
 
@@ -72,7 +74,7 @@ def scatter(dataset: xr.Dataset) -> Figure:
     for ax, name in zip(axes[0], (names[0], names[1], names[-1]), strict=True):
         _scatter(ax, outcomes, name)
     axes[0, 0].set_ylabel("loss that averaging adds (nats)")
-    legend(fig, axes[0, 0], ncols=4, fontsize=8)
+    legend(fig, axes[0, 0], ncols=4, fontsize=style.points(8))
     return fig
 
 

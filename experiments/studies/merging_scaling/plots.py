@@ -64,7 +64,7 @@ def _excess_figure(dataset: "xr.Dataset") -> "Figure":
         loss.yaxis.set_major_formatter("{x:g}")
         ends = np.log10(at["network_bound_excess"].values[[0, -1]])
         words = "Theorem 3, off the scale: $10^{{{:.1f}}}$ to $10^{{{:.1f}}}$".format(*ends)
-        loss.text(0.02, 1.0, words, fontsize=8, va="bottom", transform=loss.transAxes)
+        loss.text(0.02, 1.0, words, fontsize=style.points(8), va="bottom", transform=loss.transAxes)
         for ax in (bed, loss, accuracy):
             _dress(ax, law, x)
         bed.set_ylabel("excess risk")

@@ -15,8 +15,6 @@ from experiments.studies.overtraining_checkpoints.findings import forgotten, inc
 from experiments.studies.shared.language_rates import at_best, best_rate
 from sail_jax.drawing import style
 
-LEGEND: dict[str, Any] = {"where": "right upper", "fontsize": 8, "title_fontsize": 8}
-
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the effects of noise and fine-tuning on each checkpoint."""
@@ -86,7 +84,7 @@ def _noise(dataset: xr.Dataset) -> Figure:
     _log_y(right)
     for ax in (left, right):
         _checkpoints(ax, dataset)
-    legend(figure, right, title="noise gamma", **LEGEND)
+    legend(figure, right, title="noise gamma", **_small())
     return figure
 
 
@@ -125,7 +123,7 @@ def _fine_tuning(dataset: xr.Dataset) -> Figure:
     chosen = sorted({float(rate) for rate in np.unique(best)})
     spelt = " to ".join(f"{rate:g}" for rate in dict.fromkeys((chosen[0], chosen[-1])))
     axes[0, 2].set_title(f"the task (tuned rates: {spelt})")
-    legend(figure, *axes[0, :2], title="rate", **LEGEND)
+    legend(figure, *axes[0, :2], title="rate", **_small())
     return figure
 
 
@@ -143,5 +141,11 @@ def _benchmarks(dataset: xr.Dataset) -> Figure:
             _curve(ax, values, color=color, label=f"taught {style.literal(task)}")
         ax.set(title=style.literal(name), ylabel="right answers (%)")
         _checkpoints(ax, dataset)
-    legend(figure, axes[0, 0], **LEGEND)
+    legend(figure, axes[0, 0], **_small())
     return figure
+
+
+def _small() -> dict[str, Any]:
+    """Returns the options of a legend beside the panels."""
+    size = style.points(8)
+    return {"where": "right upper", "fontsize": size, "title_fontsize": size}

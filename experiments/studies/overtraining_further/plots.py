@@ -47,7 +47,7 @@ def _points(ax: Axes, x: xr.DataArray, y: xr.DataArray, error: Any = None, **loo
 
 
 def _legend(ax: Axes, **options: Any) -> None:
-    ax.legend(**{"frameon": False, "fontsize": 9, **options})
+    ax.legend(**{"frameon": False, "fontsize": style.points(9), **options})
 
 
 def _best_time(dataset: xr.Dataset) -> Figure:

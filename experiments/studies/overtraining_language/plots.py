@@ -88,7 +88,7 @@ def _curve(ax: Axes, values: xr.DataArray, dim: str, **look: Any) -> None:
 
 def _legend(figure: Figure, lines: Iterable[Any], title: str) -> None:
     """Adds a legend on the right of the figure."""
-    look = {"where": "right upper", "fontsize": 8, "title_fontsize": 8}
+    look = {"where": "right upper", "fontsize": style.points(8), "title_fontsize": style.points(8)}
     legend(figure, also=list(lines), title=title, **look)
 
 

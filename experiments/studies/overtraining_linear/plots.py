@@ -80,7 +80,11 @@ def _diagram(dataset: xr.Dataset) -> Figure:
         for ax in (left, middle, right):
             style.logarithmic(ax, "x")
     right.legend(
-        title=dataset.row.attrs["long_name"], frameon=False, fontsize=8, ncols=2, loc="best"
+        title=dataset.row.attrs["long_name"],
+        frameon=False,
+        fontsize=style.points(8),
+        ncols=2,
+        loc="best",
     )
     return figure
 
@@ -99,7 +103,7 @@ def _legend(figure: Figure, line: str, cost: bool) -> None:
         [f"{line}: closed form", f"{line}: networks{bars}"],
         loc="outside lower left",
         ncols=2,
-        fontsize=9,
+        fontsize=style.points(9),
         facecolor="#8C8C8C",
         labelcolor="white",
     )
@@ -168,7 +172,7 @@ def _sensitivity(dataset: xr.Dataset) -> Figure:
     middle.set(
         yscale="log", ylim=(low, None), ylabel="sensitivity", title="dashed: quadratic; dots: SGD"
     )
-    middle.legend(frameon=False, fontsize=8, ncols=2, loc="lower right")
+    middle.legend(frameon=False, fontsize=style.points(8), ncols=2, loc="lower right")
     for i, (name, words) in enumerate((("trace", "trace / $d$"), ("sharpness", "largest"))):
         unit, color = dataset.attrs["d"] if name == "trace" else 1, style.PALETTE[i]
         right.plot(x, dataset[f"{name}_theory"] / unit, color=color, label=f"{words} (closed form)")
@@ -177,7 +181,7 @@ def _sensitivity(dataset: xr.Dataset) -> Figure:
     right.set(
         ylabel="Hessian eigenvalues", ylim=(0, None), title="curvature of the loss; dots: SGD"
     )
-    right.legend(frameon=False, fontsize=8, loc="upper left")
+    right.legend(frameon=False, fontsize=style.points(8), loc="upper left")
     for ax in (left, middle, right):
         ax.set(xlabel=dataset.x.attrs["long_name"])
         style.logarithmic(ax, "x")

@@ -78,4 +78,4 @@ def _halves(ax: Axes, dataset: xr.Dataset) -> None:
     layer = np.interp(at, dataset.share, dataset.half_theory.sel(place="layer"))
     ax.plot([at, at], [low, layer], color=style.FAINT, lw=0.8)
     ax.set_ylim(low, None)
-    ax.legend(frameon=False, fontsize=8)
+    ax.legend(frameon=False, fontsize=style.points(8))

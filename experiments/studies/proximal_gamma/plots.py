@@ -138,7 +138,7 @@ def _weights(dataset: xr.Dataset) -> Figure:
         f"the weight of θ₂ (last row, as a weight of θ₁) and would give {1 - PUBLISHED:+.4f}; "
         "eq. 11 is the weight of θ₁."
     )
-    fig.supxlabel(note, fontsize=9)
+    fig.supxlabel(note, fontsize=style.points(9))
     return fig
 
 

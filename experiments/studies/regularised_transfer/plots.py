@@ -115,7 +115,7 @@ def _slices(ax: Axes, dataset: xr.Dataset) -> None:
     )
     ax.set_xticks([0, 30, 60, 90])
     ax.set_ylim(ax.get_ylim()[0] * 1.9, None)
-    ax.legend(frameon=False, fontsize=9, loc="lower left")
+    ax.legend(frameon=False, fontsize=style.points(9), loc="lower left")
 
 
 def _sources(ax: Axes, dataset: xr.Dataset) -> None:
@@ -136,7 +136,7 @@ def _sources(ax: Axes, dataset: xr.Dataset) -> None:
         ylim=(-3, 88),
     )
     ax.set_yticks([0, 15, 30, 45, 60])
-    ax.legend(frameon=False, fontsize=9, loc="upper left")
+    ax.legend(frameon=False, fontsize=style.points(9), loc="upper left")
 
 
 def _unequal(ax: Axes, dataset: xr.Dataset) -> None:
@@ -155,4 +155,4 @@ def _unequal(ax: Axes, dataset: xr.Dataset) -> None:
         title=f"Variance {large:g} where tasks agree,\n{small:g} where they are opposite",
     )
     ax.set_ylim(None, ax.get_ylim()[1] * 1.5)
-    ax.legend(frameon=False, fontsize=9, loc="upper right")
+    ax.legend(frameon=False, fontsize=style.points(9), loc="upper right")

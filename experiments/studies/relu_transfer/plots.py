@@ -87,7 +87,7 @@ def _draw_law(left: Axes, dataset: xr.Dataset) -> None:
     left.set_xticks(n, [str(k) for k in n])
     left.set_xticks([], minor=True)
     left.set_title(f"Training from scratch, d = {dataset.attrs['d']}")
-    left.legend(frameon=False, fontsize=8)
+    left.legend(frameon=False, fontsize=style.points(8))
 
 
 def _draw_projections(right: Axes, dataset: xr.Dataset) -> None:
@@ -117,7 +117,7 @@ def _draw_projections(right: Axes, dataset: xr.Dataset) -> None:
         ylabel="$|P_⊥ f_t|^2 / |f_t|^2$",
         title="What frozen features cannot express",
     )
-    right.legend(frameon=False, fontsize=8)
+    right.legend(frameon=False, fontsize=style.points(8))
 
 
 def _draw_phase(dataset: xr.Dataset, name: str, how: str) -> Figure:

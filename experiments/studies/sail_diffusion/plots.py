@@ -92,7 +92,14 @@ def _legend(fig: "Figure", dataset: "xr.Dataset", *, real: bool) -> None:
     data = style.literal(dataset.attrs["data"])
     title = f"{data}: mean ± s.e. over {dataset.sizes['seed']} seeds"
     columns = len(lines) if len(lines) < 6 else 3
-    legend(fig, also=lines, title=title, ncols=columns, title_fontsize=9, where="upper center")
+    legend(
+        fig,
+        also=lines,
+        title=title,
+        ncols=columns,
+        title_fontsize=style.points(9),
+        where="upper center",
+    )
 
 
 def _distance(dataset: "xr.Dataset") -> "Figure":

@@ -132,7 +132,8 @@ def _saved(dataset: "xr.Dataset") -> "Figure":
         ax.set_xlabel(label)
     rows(axes[0, 0], [WAYS[way] for way in ways])
     fig.suptitle(
-        f"To the lowest loss that both reach, compared with scratch: {_seeds(dataset)}", fontsize=10
+        f"To the lowest loss that both reach, compared with scratch: {_seeds(dataset)}",
+        fontsize=style.points(10),
     )
     return fig
 
@@ -193,7 +194,7 @@ def _series(dataset: "xr.Dataset") -> "Figure":
         ax.set_xlabel("checkpoint (steps), and their mean")
         ax.set_ylabel("loss minus the last one's (nats)")
         ax.set_title(titles[of])
-    fig.suptitle(f"θ$_1$'s run: {_seeds(dataset)}", fontsize=10)
+    fig.suptitle(f"θ$_1$'s run: {_seeds(dataset)}", fontsize=style.points(10))
     return fig
 
 
@@ -217,7 +218,9 @@ def _checkpoints(dataset: "xr.Dataset") -> "Figure":
     band(ax, dataset["gamma"].values, loss, color=COLORS["sweep"], lw=1.6)
     ax.set_xlabel("γ, weight of the first checkpoint")
     ax.set_ylabel("held-out loss (nats)")
-    fig.suptitle(f"Merged without training: {_seeds(dataset)} (draws of text)", fontsize=10)
+    fig.suptitle(
+        f"Merged without training: {_seeds(dataset)} (draws of text)", fontsize=style.points(10)
+    )
     return fig
 
 
@@ -244,7 +247,7 @@ def _retrained(dataset: "xr.Dataset") -> "Figure":
         ax.set_xlabel("γ, weight of the first")
         ax.set_ylabel(label)
     axes[0, 1].set_ylim(-0.05 * top * (len(lines) + 1), top)
-    axes[0, 1].set_title("ticks: each seed's best γ", fontsize=9)
+    axes[0, 1].set_title("ticks: each seed's best γ", fontsize=style.points(9))
     legend(fig, axes[0, 0], title=_seeds(dataset), ncols=len(lines), where="upper center")
     return fig
 
@@ -263,7 +266,7 @@ def _training(dataset: "xr.Dataset") -> "Figure":
             values = loss.copy(data=np.exp(loss.values))
             band(ax, step, values, color=COLORS[way], label=merges.named(way), lw=1.4)
         ax.set_yscale("log")
-        ax.set_title(title, fontsize=9)
+        ax.set_title(title, fontsize=style.points(9))
         ax.set_xlabel("steps")
     for ax in axes.flat[len(panels) :]:
         ax.set_axis_off()
@@ -288,13 +291,13 @@ def _table_2(dataset: "xr.Dataset") -> "Figure":
         labels = [merges.named(way) for way in reversed(ways)] if i % columns == 0 else []
         ax.set_yticks(range(len(ways)) if labels else [], labels)
         ax.set_ylim(-0.6, len(ways) - 0.4)
-        ax.set_title(_title(task), fontsize=9)
+        ax.set_title(_title(task), fontsize=style.points(9))
         ax.set_xlabel("right answers (%)")
     for ax in axes.flat[len(tasks) :]:
         ax.set_axis_off()
     fig.suptitle(
         "hollow: before training, filled: after it; bars: printed of OLMo-1B; dashed: chance",
-        fontsize=10,
+        fontsize=style.points(10),
     )
     return fig
 

@@ -82,7 +82,7 @@ def _curves(dataset: xr.Dataset, paradigm: str, quantity: str) -> "Figure":
     colors = {"scratch": SCRATCH, "SAIL": SAIL, "start in the title": OTHER}
     lines = [Line2D([], [], color=color, label=text) for text, color in colors.items()]
     legend(fig, also=lines, ncols=3)
-    fig.suptitle(f"{TITLES[paradigm]}: {_heading(dataset)}, mean ± s.e.", fontsize=10)
+    fig.suptitle(f"{TITLES[paradigm]}: {_heading(dataset)}, mean ± s.e.", fontsize=style.points(10))
     return fig
 
 
@@ -106,5 +106,5 @@ def _final(dataset: xr.Dataset) -> "Figure":
             ax.set_xlabel(label)
         row[2].axvline(0, color=style.INK, lw=0.8)
         rows(row[0], [_label(names[i], paradigm) for i in order[::-1]])
-    fig.suptitle(f"{_heading(dataset)} (ticks), mean ± s.e.", fontsize=10)
+    fig.suptitle(f"{_heading(dataset)} (ticks), mean ± s.e.", fontsize=style.points(10))
     return fig

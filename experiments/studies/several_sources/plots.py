@@ -64,11 +64,11 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     style.logarithmic(right, "y")
     right.set_ylim(0.1, 30)
     for ax in (left, middle, right):
-        ax.legend(frameon=False, fontsize=8)
+        ax.legend(frameon=False, fontsize=style.points(8))
     figure.suptitle(
         f"$d$ = {dataset.attrs['d']}, $σ$ = {dataset.attrs['sigma']:g}; dashed: theory; points: "
         f"least squares on {dataset.attrs['draws']} data sets (± 1 s.e.)",
-        fontsize=10,
+        fontsize=style.points(10),
     )
     return {"sources": figure}
 

@@ -116,11 +116,15 @@ def weights(ax: "Axes", rows: Mapping[str, "xr.DataArray"], solid: int, span: np
         color = style.PALETTE[0] if i < solid else style.PALETTE[1]
         if not np.isfinite(mean):
             ax.text(0.5, y, "undefined: sources too alike", ha="center", va="center",
-                    fontsize=8, color=style.INK)  # fmt: skip
+                    fontsize=style.points(8), color=style.INK)  # fmt: skip
         elif not span[0] <= mean <= span[1]:
             edge = span[0] if mean < span[0] else span[1]
             ax.plot(edge, y, "<" if mean < span[0] else ">", color=color, ms=7, clip_on=False)
-            inwards = {"ha": "left" if mean < span[0] else "right", "va": "center", "fontsize": 8}
+            inwards = {
+                "ha": "left" if mean < span[0] else "right",
+                "va": "center",
+                "fontsize": style.points(8),
+            }
             text = f"{mean:+.1f} ± {error:.1f}"
             ax.annotate(text, (edge, y), (9 if mean < span[0] else -9, 0),
                         textcoords="offset points", **inwards)  # fmt: skip

@@ -81,11 +81,13 @@ def _break_even(dataset: xr.Dataset) -> Figure:
             look |= {"lw": 1.3, "color": style.PALETTE[1 + k]}
         ax.plot(time, shown, label=label, **look)
     ax.axhline(0.2**0.5, color=style.FAINT, lw=1, ls=":")
-    ax.text(time[-1], 0.2**0.5, r"$\sqrt{1/5}$ ", ha="right", va="bottom", fontsize=9)
+    ax.text(time[-1], 0.2**0.5, r"$\sqrt{1/5}$ ", ha="right", va="bottom", fontsize=style.points(9))
     style.logarithmic(ax, "x", "y")
     ax.set(xlim=(time[0], time[-1]), ylim=(low, high))
-    ax.text(0.13, 0.14, "the uniform average has less loss", color=AVERAGES, fontsize=9)
-    ax.text(0.13, 30, "linear decay has less loss", color=DECAYS, fontsize=9)
+    ax.text(
+        0.13, 0.14, "the uniform average has less loss", color=AVERAGES, fontsize=style.points(9)
+    )
+    ax.text(0.13, 30, "linear decay has less loss", color=DECAYS, fontsize=style.points(9))
     ax.set_xlabel("window: rate × curvature × steps")
     ax.set_ylabel("distance at its start,\nin stationary standard deviations")
     legend(fig, ncols=3, where="upper center")

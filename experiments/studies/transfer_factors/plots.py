@@ -123,7 +123,7 @@ def _stopped(dataset: xr.Dataset) -> Figure:
         f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
         "open near $n/d$ = 1: heavy tails)",
     )
-    ax.legend(title="training time $t$", frameon=False, fontsize=9, loc="best")
+    ax.legend(title="training time $t$", frameon=False, fontsize=style.points(9), loc="best")
     return figure
 
 

@@ -33,7 +33,8 @@ def _key(dataset: xr.Dataset, sigma: str) -> dict[str, Any]:
     """Returns options of a legend; its title has the numbers of the problem."""
     noise, d = dataset.attrs[sigma], dataset.attrs["d"]
     title = f"$n/d$ = {dataset.attrs['load']:g}, $σ$ = {noise:g}, $d$ = {d}"
-    return {"frameon": False, "fontsize": 8, "title": title, "title_fontsize": 8}
+    size = style.points(8)
+    return {"frameon": False, "fontsize": size, "title": title, "title_fontsize": size}
 
 
 def _risks(ax: Axes, dataset: xr.Dataset) -> None:
@@ -81,7 +82,7 @@ def _regions(ax: Axes, dataset: xr.Dataset) -> None:
         title="Transfer helps (orange) or hurts (purple);\nneither on the line",
     )
     ax.grid(visible=False)
-    ax.legend(framealpha=0.9, fontsize=8, loc="lower right")
+    ax.legend(framealpha=0.9, fontsize=style.points(8), loc="lower right")
 
 
 def _layers(ax: Axes, dataset: xr.Dataset) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from sail_jax.checkpoint.executor import Record
 from sail_jax.checkpoint.sources.requantised import CodingError
+from sail_jax.views import view
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -30,6 +31,12 @@ class Result:
     unchanged: bool
     requantized: Mapping[str, CodingError] = field(default_factory=dict)
     records: Mapping[str, Record] = field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        rows = [("tensors", self.tensors), ("seconds", f"{self.seconds:.1f}")]
+        if self.unchanged:
+            rows.append(("unchanged", "an earlier call had finished it"))
+        return view(str(self.out), [*rows, *(("note", note) for note in self.notes)])
 
     def __repr__(self) -> str:
         """Returns one line, because plans and measurements may have thousands of lines."""

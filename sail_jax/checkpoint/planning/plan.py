@@ -85,6 +85,7 @@ from sail_jax.merging.selection import averaged_statistics
 from sail_jax.merging.tensors import Shape, Tensor, bytes_of
 from sail_jax.merging.work import Work, copy
 from sail_jax.trees import some_paths
+from sail_jax.views import view
 
 
 class Treatment(NamedTuple):
@@ -194,6 +195,12 @@ class Plan(NamedTuple):
     notes: tuple[str, ...]
     losses: tuple[str, ...] = ()
     codes: Requantisation | None = None
+
+    def _repr_html_(self) -> str:
+        rows = [("tensors", len(self.treatments)), ("inputs", len(self.inputs))]
+        rows += [("compat", self.compat), ("seed", self.seed)]
+        rows += [("note", text) for text in (*self.losses, *self.notes)]
+        return view(f"plan of {self.method}", rows)
 
     def differing(self) -> tuple[str, ...]:
         """Lists the integers that were found to differ between models."""

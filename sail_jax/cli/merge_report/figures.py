@@ -108,7 +108,7 @@ def _legend(fig: Figure, *panels: Axes) -> None:
         handles.keys(),
         loc="outside upper center",
         frameon=False,
-        fontsize=9,
+        fontsize=style.points(9),
         ncols=columns,
     )
 
@@ -159,11 +159,12 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     left.imshow(apart, **options)
     left.set_facecolor(style.NOTHING)
     left.grid(visible=False)
+    size = style.points(9 if m < 6 else 7)
     for i in range(m):
         for j in range(m):
             text = "–" if np.isnan(total.cosines[i, j]) else f"{total.cosines[i, j]:.2f}"
             dark = i != j and abs(total.cosines[i, j]) > 0.6 * limit
-            left.text(j, i, text, ha="center", va="center", fontsize=9 if m < 6 else 7,
+            left.text(j, i, text, ha="center", va="center", fontsize=size,
                       color="white" if dark else style.INK)  # fmt: skip
     left.set_xticks(range(m), letters)
     left.set_yticks(range(m), letters)
@@ -176,7 +177,7 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     right.set_facecolor(style.NOTHING)
     right.grid(visible=False)
     right.set_yticks(range(len(pairs)), [f"{letters[i]} {letters[j]}" for i, j in pairs])
-    right.tick_params(axis="y", labelsize=9 if len(pairs) < 12 else 7)
+    right.tick_params(axis="y", labelsize=style.points(9 if len(pairs) < 12 else 7))
     _depth(right, bins)
     right.set_xlim(-0.5, len(bins) - 0.5)
     right.set_title("By depth")

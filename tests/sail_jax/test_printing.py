@@ -1,0 +1,107 @@
+"""Figures have the fonts, sizes and widths that journals expect, and notebooks show them."""
+
+import re
+import zlib
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from sail_jax.drawing import printing, style
+from sail_jax.drawing.printing import Looks
+
+
+def plot():
+    """A line, a heat map with its colour bar, and a legend."""
+    figure, ((left, right),) = style.figure(1, 2)
+    left.plot([0, 1], [0, 1], label="a line")
+    left.set(xlabel="$x$", ylabel="y", title="one")
+    left.legend(frameon=False, fontsize=style.points(8))
+    style.heatmap(right, np.eye(3), label="entry")
+    return {"both": figure}
+
+
+TEXTS = ("$x$", "y", "one", "a line", "entry")
+
+
+def sizes(figure):
+    """The sizes of texts, and of the labels of the ticks that are drawn."""
+    figure.draw_without_rendering()
+    found = {t.get_text(): t.get_fontsize() for t in figure.findobj(Text)}
+    ticks = {t.get_fontsize() for ax in figure.axes for t in ax.get_yticklabels()}
+    return {text: found[text] for text in TEXTS} | {"ticks": max(ticks), "smallest": min(ticks)}
+
+
+def test_each_format_is_written_the_same_each_time():
+    looks = Looks(("png", "svg", "pdf")).checked()
+    files = looks.files(looks.draw(plot))
+    assert {name: data[:4] for name, data in files.items()} == {
+        "both.png": b"\x89PNG", "both.svg": b"<?xm", "both.pdf": b"%PDF",
+    }  # fmt: skip
+    assert files == looks.files(looks.draw(plot))
+
+
+def fonts(pdf):
+    """The kinds of fonts in a PDF: Type 42 is TrueType, CIDFontType2 in a composite font."""
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.S)
+    text = pdf + b"".join(zlib.decompress(s) for s in streams if s[:1] == b"\x78")
+    return set(re.findall(rb"/Subtype /(Type3|CIDFontType2|Type0|TrueType|Type1)\b", text))
+
+
+def test_a_pdf_has_no_type_3_fonts(tmp_path):
+    assert fonts(Looks(("pdf",)).files(plot())["both.pdf"]) == {b"Type0", b"CIDFontType2"}
+    plot()["both"].savefig(tmp_path / "own.pdf")
+    assert b"Type3" not in fonts((tmp_path / "own.pdf").read_bytes())
+    plain = Figure()
+    plain.text(0.5, 0.5, "as usual")
+    plain.savefig(tmp_path / "plain.pdf")
+    assert b"Type3" in fonts((tmp_path / "plain.pdf").read_bytes())  # the check can fail
+
+
+def test_every_size_follows_the_callers_font_size():
+    usual = sizes(plot()["both"])
+    with matplotlib.rc_context({"font.size": 15}):
+        assert sizes(plot()["both"]) == pytest.approx({t: 1.5 * s for t, s in usual.items()})
+    styled = Looks(style={"font.size": 5}).draw(plot)["both"]
+    assert sizes(styled) == pytest.approx({text: size / 2 for text, size in usual.items()})
+    assert matplotlib.rcParams["font.size"] == 10
+
+
+@pytest.mark.parametrize(("width", "scale"), [("single", 2 / 3), ("double", 7.2 / 8.4)])
+def test_a_column_of_a_journal_keeps_text_readable(width, scale):
+    usual, figure = sizes(plot()["both"]), Looks(width=width).draw(plot)["both"]
+    assert figure.get_size_inches()[0] == printing.COLUMNS[width]
+    found = sizes(figure)
+    assert found == pytest.approx({text: size * scale for text, size in usual.items()})
+    assert min(found.values()) > 5
+
+
+def test_a_wider_figure_keeps_its_text():
+    figure, _ = style.figure()
+    printing.fit(figure, 8.4)
+    assert figure.get_size_inches() == pytest.approx([8.4, 6.8])
+
+
+@pytest.mark.parametrize(
+    ("looks", "error", "message"),
+    [
+        ({"formats": ("png", "pdv")}, ValueError, "formats: expected one of .*'pdf'; got 'pdv'"),
+        ({"width": "triple"}, ValueError, "width: expected one of 'single', 'double'"),
+        ({"style": "ggplo"}, ValueError, r"style: neither .* 'ggplo' \(nearest: 'ggplot'\)"),
+        ({"style": "https://a.example/b.mplstyle"}, ValueError, "style: neither a file nor"),
+        ({"style": {"font.sise": 3}}, ValueError, "style: .*font.sise"),
+        ({"style": {"font.size": "x"}}, ValueError, "style: .*font.size"),
+        ({"style": 3}, TypeError, "style: expected a name, a path or a mapping; got 3"),
+    ],
+)
+def test_unknown_looks_are_refused(looks, error, message):
+    with pytest.raises(error, match=message):
+        Looks(**looks).checked()
+
+
+def test_a_figure_and_its_axes_show_themselves():
+    shown = style.png(plot()["both"])
+    assert plot()["both"]._repr_png_() == shown
+    assert plot()["both"].axes[0]._repr_png_() == shown
