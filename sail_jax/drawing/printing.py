@@ -37,7 +37,7 @@ class Looks(NamedTuple):
     >>> from sail_jax.drawing import style
     >>> looks = Looks(("pdf",), width="single", style={"font.size": 8})
     >>> figures = looks.draw(lambda: {"empty": style.figure()[0]})
-    >>> figures["empty"].get_size_inches()[0]
+    >>> float(figures["empty"].get_size_inches()[0])
     3.5
     >>> {name: data[:4] for name, data in looks.files(figures).items()}
     {'empty.pdf': b'%PDF'}
