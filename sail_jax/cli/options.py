@@ -402,6 +402,7 @@ def add_copying(parser: Parser) -> None:
         help="replace an output folder that sail-jax wrote and nobody changed; the old folder "
         "stays until the new one is complete",
     )
+    add("--keep-old", action="store_true", help="keep what --force replaces, as OUT.old")
     add(
         "--max-memory",
         metavar="SIZE",

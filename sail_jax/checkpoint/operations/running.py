@@ -95,6 +95,8 @@ class RunOptions:
       strict: Whether parts of a recipe without effect are an error. By default they cause a note.
       force: Whether an existing output is replaced, once the new one is complete. It must be an
         unchanged output of an operation; anything else is refused.
+      keep_old: Whether the output that `force` replaces is kept beside the new one, as `NAME.old`;
+        then as `NAME.old-2`, and so on.
       copy_tokenizer: Whether a merge copies the files of a tokenizer. Files that a recipe's
         `tokenizer` makes are always written.
       write_model_card: Whether a merge writes a model card and the recipe.
@@ -120,7 +122,8 @@ class RunOptions:
 
     Raises:
       CheckpointError: If no output can have this `format`.
-      ValueError: If `requantize` or `part` is invalid, or both `part` and `join` are given.
+      ValueError: If `requantize` or `part` is invalid, both `part` and `join` are given, or
+        `keep_old` is given without `force`.
     """
 
     resume: bool = False
@@ -132,6 +135,7 @@ class RunOptions:
     allow_crimes: bool = False
     strict: bool = False
     force: bool = False
+    keep_old: bool = False
     copy_tokenizer: bool = True
     write_model_card: bool = True
     format: str | None = None
@@ -147,6 +151,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_written(self.format)
+        if self.keep_old and not self.force:
+            raise ValueError(f"{argument('keep_old')} requires {argument('force', 'True')}")
         if self.requantize is not None:
             one_of(argument("requantize"), self.requantize, ("fp8",))
         if self.part is not None:
@@ -623,7 +629,8 @@ def _executed(ready: Ready[Any], out: Path) -> tuple[dict[str, Record], bool]:
             out, wanted(works, codes),
             fingerprint=mark, versions=computing, rewrites=ready.rewrites, format=run.format,
             file=ready.file, shard_bytes=run.shard_bytes, resume=resume, sync=run.sync, record=True,
-            force=run.force, part=part, join=run.join, belongs=_made_with(codes),
+            force=run.force, keep_old=run.keep_old, part=part, join=run.join,
+            belongs=_made_with(codes),
         ) as writer:  # fmt: skip
             sink = writer if codes is None else Coding(writer, codes, works)
             records = _noted(writer) if ready.measure else {}

@@ -136,6 +136,15 @@ def _holds(path: Path, data: bytes | Path) -> bool:
         return path.is_file() and path.read_bytes() == content
 
 
+def _free(path: Path) -> Path:
+    """Returns a path that does not exist: this one, or the first with a number after it."""
+    count, free = 1, path
+    while os.path.lexists(free):
+        count += 1
+        free = path.with_name(f"{path.name}-{count}")
+    return free
+
+
 _EXISTS = "exists already; choose another place for the output"
 
 
@@ -191,6 +200,7 @@ class Writer:
         rewrites: Checkpoint | None = None,
         record: bool = False,
         force: bool = False,
+        keep_old: bool = False,
         part: Part | None = None,
         join: bool = False,
         belongs: Mapping[str, str] = MappingProxyType({}),
@@ -221,6 +231,8 @@ class Writer:
           record: Whether a folder gets the record by which `force` recognises it later.
           force: Whether an unchanged output with such a record is replaced. It is kept until the
             new one is complete.
+          keep_old: Whether a replaced output is kept, as `NAME.old`; then as `NAME.old-2`, and so
+            on.
           part: Which part of the output is written; see `parts`. None for all of it.
           join: Whether all parts have been written, and `commit` joins them.
           belongs: Tensors that must be in the same part as another one, by name.
@@ -244,6 +256,7 @@ class Writer:
         self._root = self.partial / ("stage" if layout.convert else "data")
         self._payload = self.partial / "data" / ("" if folder else out.name)
         self._sync, self._record, self._force = sync, record, force
+        self._keep_old = keep_old
         self._part, self._join = part, join
         self._old = self.partial / "old"
         self._file = self._format.file if folder else out.name
@@ -807,6 +820,9 @@ class Writer:
         The journal is removed last: without it, the remaining files would seem to belong to another
         program.
         """
+        if self._keep_old and os.path.lexists(self._old):
+            with explained("keep the old output of", self.out):
+                os.rename(self._old, _free(self.out.with_name(f"{self.out.name}.old")))
         with explained("remove", self.partial):
             for path in sorted(self.partial.iterdir(), key=lambda path: path.name == "journal"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

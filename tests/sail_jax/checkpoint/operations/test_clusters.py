@@ -179,6 +179,8 @@ def test_what_cannot_be_divided_is_refused(models, tmp_path):
         extract_adapter(models / "base", models / "a", tmp_path / "out", rank=2, run=ON)
     with pytest.raises(CheckpointError, match="is written as one"):
         merged(models, tmp_path / "x.npz", ON)
+    with pytest.raises(ValueError, match="keep_old requires force=True"):
+        replace(ON, keep_old=True)
     with pytest.raises(CheckpointError, match="part: on makes all parts"):
         merged(models, tmp_path / "out", replace(ON, part=(1, 2)))
     assert not [*tmp_path.iterdir()]

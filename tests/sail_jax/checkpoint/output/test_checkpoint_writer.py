@@ -120,7 +120,8 @@ KILLED = """
     CALLS = "pwrite write ftruncate posix_fallocate rename replace mkdir rmdir unlink fsync".split()
 
     def merge(out, sync):
-        with t._create(out, resume=True, sync=sync, record=True, force={force}) as writer:
+        options = dict(force={force}, keep_old={keep})
+        with t._create(out, resume=True, sync=sync, record=True, **options) as writer:
             t._write(writer)
             if writer.folder:
                 writer.extra("config.json", b"{{}}")
@@ -166,10 +167,16 @@ KILLED = """
         if {force}:  # whole at any instant, under its name or beside it
             there = out if out.exists() else folder / f".{{place}}.partial" / "old"
             assert t._bytes(there) in (t._bytes(old), t._bytes(whole)), n
+        if {keep}:  # never lost
+            places = (out, folder / f".{{place}}.partial" / "old", folder / f"{{place}}.old")
+            assert t._bytes(old) in [t._bytes(path) for path in places if path.exists()], n
         if status == 0:
             break
         assert status == signal.SIGKILL, status
         assert forked(merge, out, False) == 0, n
+        if {keep}:
+            assert t._bytes(folder / f"{{place}}.old") == t._bytes(old), n
+            shutil.rmtree(folder / f"{{place}}.old")
         assert t._names(folder) == [place], (n, t._names(folder))
         assert t._bytes(out) == t._bytes(whole), n
         shutil.rmtree(folder)
@@ -178,10 +185,14 @@ KILLED = """
 
 
 @pytest.mark.parametrize(
-    ("place", "force"),
-    [*(pytest.param(place, False, marks=pytest.mark.slow) for place in PLACES), ("m", True)],
+    ("place", "force", "keep"),
+    [
+        *(pytest.param(place, False, False, marks=pytest.mark.slow) for place in PLACES),
+        pytest.param("m", True, False, marks=pytest.mark.slow),
+        ("m", True, True),
+    ],
 )
-def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force):
+def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force, keep):
     with _create(tmp_path / "whole" / place, record=True) as out:
         _write(out)
         if out.folder:
@@ -189,7 +200,7 @@ def test_killed_at_any_call_it_resumes_to_the_same_bytes(tmp_path, place, force)
         out.commit()
     if force:
         _older(tmp_path / "old" / place)
-    code = BARE + KILLED.format(root=str(tmp_path), place=place, force=force)
+    code = BARE + KILLED.format(root=str(tmp_path), place=place, force=force, keep=keep)
     found = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         **{"capture_output": True, "text": True, "timeout": 120},
@@ -341,6 +352,19 @@ def test_an_output_of_ours_is_replaced_when_the_new_one_is_whole(tmp_path):
         new.done("z")
         new.commit()
     assert load_checkpoint(out)["z"].tolist() == [1, 1]
+
+
+def test_each_output_that_is_replaced_is_kept_on_request(tmp_path):
+    older, kept = [_older(tmp_path / "m")], {"m", "m.old", "m.old-2"}
+    for step in range(2):
+        with _create(tmp_path / "m", force=True, keep_old=True, record=True) as new:
+            _write(new)
+            if new.folder:
+                new.extra("step", str(step).encode())
+            new.commit()
+        older.append(_bytes(tmp_path / "m"))
+    assert {path.name for path in tmp_path.iterdir()} == kept
+    assert [_bytes(tmp_path / name) for name in ("m.old", "m.old-2", "m")] == older
 
 
 @pytest.mark.parametrize("at", [1, 2])
