@@ -118,6 +118,8 @@ class Claim:
         for equalities and misprints.
       overlooks: The wrong predictions (see `mutants`) with which the claim is known to hold in a
         whole run too. They are separated by "; ".
+      sharper: For a bound that is not sharp, the id of a sharper one without the paper, such as
+        "T1/ours", or the reason why none is known.
     """
 
     id: str
@@ -133,6 +135,7 @@ class Claim:
     without: Mapping[str, Callable[[], float]] = field(default_factory=dict)
     attack: "Domain | str | None" = None
     overlooks: str = ""
+    sharper: str = ""
 
     @property
     def status(self) -> str:
@@ -174,6 +177,7 @@ class Stated:
         without: Mapping[str, Callable[[], float]] | None = None,
         attack: "Domain | str | None" = None,
         overlooks: str = "",
+        sharper: str = "",
     ) -> Callable[[Sides], "Stated"]:
         """Decorates a function that states the same in another form, for example corrected.
 
@@ -187,6 +191,7 @@ class Stated:
           without: As for `Claim`.
           attack: As for `Claim`.
           overlooks: As for `Claim`.
+          sharper: As for `Claim`.
 
         Returns:
           A decorator of a function that returns the prediction alone. It may have parameters with
@@ -211,6 +216,7 @@ class Stated:
                     without=without or {},
                     attack=attack,
                     overlooks=overlooks,
+                    sharper=sharper,
                 )
                 made.append(changed)
             return _registered(predict, Stated(tuple(made), self.problems))
@@ -228,6 +234,7 @@ def claim(
     without: Mapping[str, Callable[[], float]] | None = None,
     attack: "Domain | str | None" = None,
     overlooks: str = "",
+    sharper: str = "",
     each: Iterable[Sequence[Any]] = ((),),
 ) -> Callable[[Sides], Stated]:
     """Decorates a function that states a claim and returns the prediction and its simulator.
@@ -253,6 +260,7 @@ def claim(
       without: As for `Claim`.
       attack: As for `Claim`.
       overlooks: As for `Claim`.
+      sharper: As for `Claim`.
       each: Values of the function's first parameters, a claim for each. The other parameters have
         their defaults.
 
@@ -292,6 +300,7 @@ def claim(
                 without or {},
                 attack,
                 overlooks,
+                sharper,
             )
             made.append(stated)
             problems.append(numbers)

@@ -53,8 +53,8 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     parser.add_argument(
         "--power",
         action="store_true",
-        help="also print the smallest error of a prediction that each claim detects, the slack of "
-        "each bound, and the chances of a false alarm and of a miss",
+        help="also print the smallest error of a prediction that each claim detects, how close an "
+        "adversary came to each bound, and the chances of a false alarm and of a miss",
     )
     parser.add_argument(
         "--mutate",

@@ -317,7 +317,9 @@ def _printed_power(floor=0.01):
     return form, measured(lambda: np.sum((reduce(np.matmul, layers) @ u) ** 2), 1e-9)
 
 
-@_printed_power.beside("corrected", attack=domains.features(depth=4), overlooks="tightened")
+@_printed_power.beside(
+    "corrected", attack=domains.features(depth=4), overlooks="tightened", sharper="eq46/ours"
+)
 def _(floor):
     """ΦᵀΦ ≽ (α²λ)^(L-1) I, from σ_min(AB) ≥ σ_min(A) σ_min(B)
 
@@ -418,7 +420,7 @@ def _():
     return 1 + THICK.alpha**2 * (1 - TOP[0]), _least(lambda w: _top(w[0]), THICK)
 
 
-@claim("eq59/corrected", ">=", attack=domains.REVERSED, overlooks="tightened")
+@claim("eq59/corrected", ">=", attack=domains.REVERSED, overlooks="tightened", sharper="eq59/ours")
 def _corrected_top():
     """|W_l|²_op - |W_L|²_op ≥ α²(|W̄_L|²_op - |W̄_l|²_op), here of the first layer
 

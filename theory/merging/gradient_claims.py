@@ -68,6 +68,7 @@ for _number, _place, _coefficient in (
         attack=gradient_domains.surrogate_printed(_coefficient, restricted=True),
         each=((_number, _coefficient),),
         overlooks="tightened",
+        sharper="T2-few/ours",
     )
     def _(name, coefficient):
         """At η=√(N/K̄), E|∇f̃(x_avg)|² ≤ 4gap/√(NK̄) + 4Lσ²A₁/(b√(NK̄)) + 6NL²σ²A₂/(bK̄) +
@@ -80,6 +81,18 @@ for _number, _place, _coefficient in (
         """
         predicted = bound(admissible, "surrogate", coefficient=coefficient)
         return predicted, drawn(admissible, "surrogate_gradient")
+
+
+@claim("T2-few/ours", "<=", attack=gradient_domains.FEW_STEPS, overlooks="tightened")
+def _():
+    """E|∇f̃(x_avg)|² ≤ (√(2L gap) + ½ηL(max K - min K)√Σλζ²)² + (ηL)²Σλ²Kσ²/b
+
+    With both step sizes it is at most 1/16 of Theorem 2's bound.
+
+    Source: Theorem 2, eq. (6) (Section IV-A), sharpened
+    Domain: {BOTH}; quadratics, ηL ≤ 1
+    """
+    return float(gradient_domains.few_steps(admissible())), drawn(admissible, "surrogate_gradient")
 
 
 @claim("T2-vacuous/ours", "<=", attack=gradient_domains.VACUOUS_SURROGATE, overlooks="tightened")
@@ -301,6 +314,7 @@ def _():
     "<=",
     attack=gradient_domains.excess_printed(restricted=True),
     overlooks="tightened",
+    sharper="T3-few/ours",
 )
 def _():
     """excess ≤ 8(L+1)η²S + (2C+1)B, S = ΣλK(σ²+3bζ²)/n, B = χ²Σλζ² + (χ²+1)ε_sgd
@@ -311,6 +325,17 @@ def _():
     Domain: {BOTH}
     """
     return bound(admissible, "excess"), drawn(admissible, "excess")
+
+
+@claim("T3-few/ours", "<=", attack=gradient_domains.FEW_STEPS_EXCESS, overlooks="tightened")
+def _():
+    """excess ≤ (L/2)S + √(S(B + mean(ζ²+σ²))) + CB with the corrected S and with
+    √B = √(bound of T2-few/ours) + √(χ²Σλζ²), where χ² is the chi-square divergence
+
+    Source: Theorem 3 (Section IV-A), sharpened
+    Domain: {BOTH}; quadratics, ηL ≤ 1
+    """
+    return float(gradient_domains.few_steps_excess(admissible())), drawn(admissible, "excess")
 
 
 @claim("T3-vacuous/ours", "<=", attack=gradient_domains.VACUOUS_EXCESS, overlooks="tightened")

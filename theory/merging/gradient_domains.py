@@ -6,9 +6,11 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from theory.adversary import Box, Domain
-from theory.merging.bounds import excess_risk_bound, surrogate_gradient
+from theory.merging.bounds import chi_square, excess_risk_bound, surrogate_gradient
+from theory.merging.followed import Followed
 from theory.merging.quadratic import constants, exact
 from theory.merging.task_domains import (
     BOXES,
@@ -84,6 +86,77 @@ def surrogate_printed(coefficient: float, *, restricted: bool) -> Domain:
         lambda f: f.surrogate / f.surrogate_printed(coefficient),
         _surrogate_terms(coefficient=coefficient) if restricted else None,
     )
+
+
+def few_steps(tasks: QuadraticTasks) -> Any:
+    """Computes a bound on E|grad f~|^2 that is sharp for few or small steps, at rates <= 1 / L.
+
+    Expert i keeps a share (1 - rate h)^K_i of the gradient of f_i at the start. The shares have the
+    weighted standard deviation rate L (max K - min K) / 2 at most. So the gradient of f~ is the
+    mean share of its start, and a rest that Cauchy and Schwarz bound by heterogeneity.
+
+    Args:
+      tasks: The testbed.
+
+    Returns:
+      The bound, a scalar.
+    """
+    given, w, k = constants(tasks), tasks.weights, tasks.steps
+    pace = tasks.rate * given.smoothness
+    start = jnp.sqrt(2 * given.smoothness * given.gap)
+    apart = pace * (k.max() - k.min()) / 2 * jnp.sqrt(w @ given.heterogeneity)
+    return (start + apart) ** 2 + pace**2 * jnp.sum(w**2 * k * given.variance / tasks.batch)
+
+
+def _few_steps_again(f: Followed) -> float:
+    """Computes the same from the moments of followed experts."""
+    pace, spread = f.rate * f.smoothness, np.ptp(f.k) / 2
+    start = np.sqrt(2 * f.smoothness * f.gap)
+    noise = pace**2 * float(np.sum(f.w**2 * f.k * f.variance / f.b))
+    return float((start + pace * spread * np.sqrt(f.weighted_zeta2)) ** 2 + noise)
+
+
+def few_steps_excess(tasks: QuadraticTasks) -> Any:
+    """Computes the bound on the excess risk that follows from `few_steps`.
+
+    It is eq. (5) with |grad f| <= |grad f~| + sqrt(chi sum_i w_i zeta_i^2), not with twice the
+    squares, and with the corrected stability.
+
+    Args:
+      tasks: The testbed.
+
+    Returns:
+      The bound, a scalar.
+    """
+    given, w = constants(tasks), tasks.weights
+    rest = jnp.sqrt(chi_square(w) * (w @ given.heterogeneity))
+    gradient = (jnp.sqrt(few_steps(tasks)) + rest) ** 2
+    sample = gradient + jnp.mean(given.heterogeneity + given.variance)
+    S = bound("stability", "corrected")(tasks)
+    return given.smoothness / 2 * S + jnp.sqrt(S * sample) + given.pl * gradient
+
+
+def _few_steps_excess_again(f: Followed) -> float:
+    """Computes the same from the moments of followed experts."""
+    rest = np.sqrt((np.sum(f.even**2 / f.w) - 1) * f.weighted_zeta2)
+    gradient, S = (np.sqrt(_few_steps_again(f)) + rest) ** 2, f.stability_bound
+    sample = gradient + np.mean(f.zeta2 + f.variance)
+    return float(f.smoothness / 2 * S + np.sqrt(S * sample) + f.pl * gradient)
+
+
+_FEW = (ROOT + "≤ 1/(8KL)", BOXES, admissible)
+FEW_STEPS = domain(
+    *_FEW,
+    quantity("surrogate_gradient"),
+    few_steps,
+    lambda f: f.surrogate / _few_steps_again(f),
+)
+FEW_STEPS_EXCESS = domain(
+    *_FEW,
+    quantity("excess"),
+    few_steps_excess,
+    lambda f: f.excess / _few_steps_excess_again(f),
+)
 
 
 def _at_start(tasks: QuadraticTasks) -> Any:

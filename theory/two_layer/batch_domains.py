@@ -7,7 +7,7 @@ differences of networks trained by stochastic gradient descent.
 from collections.abc import Callable
 from functools import partial
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from theory.two_layer.planes import symmetric, top
 
 # --- many steps from ideal starts (A.17) ----------------------------------------------------------
 
+Form = Literal["printed", "corrected", "ours"]
 RUN = 12  # steps
 TINY = 1e-6  # |Sigma_k - I|
 
@@ -27,7 +28,8 @@ TINY = 1e-6  # |Sigma_k - I|
 def _run(p: Problem) -> tuple[Any, Any, Any, Any]:
     """Returns the start, the target and the batches' directions of a run, and Gamma."""
     start, target = jnp.diag(jnp.sqrt(p["pre"])), jnp.diag(p["ft"])
-    off = jax.vmap(symmetric)(p["batches"])
+    all_data = jnp.zeros((RUN, *start.shape))
+    off = jax.vmap(symmetric)(p["batches"]) if "batches" in p else all_data
     return start, target, off, jnp.maximum(p["pre"].max(), p["ft"].max())
 
 
@@ -74,21 +76,50 @@ def _drift_corrected(p: Problem, size: Any) -> Any:
     return 20 / growth * ((1 + growth * p["rate"] * size) ** RUN - 1) * jnp.sqrt(size)
 
 
-def _drift_linear(p: Problem, size: Any) -> Any:
-    """Computes the corrected bound without the growth of earlier contributions."""
-    return 20 * RUN * p["rate"] * size**1.5
+def pace(rate: Any, anchor: Any, size: Any) -> Any:
+    """Computes g. In a step, the distance of two runs near the ideal one grows by at most 1 + g.
+
+    The distance e is the larger operator norm of the differences of the layers. Let c = eta
+    (1 + lambda) Gamma, and let b be Gamma^(-1/2) |W_2^T w| for a unit vector w. The pull of the map
+    changes the difference of W_1 at w by at most -2c b^2 (1 - c) e + 2c b e, which is at most
+    c / (2 (1 - c)) e. The residual adds at most 2 eta Gamma e.
+
+    Args:
+      rate: Learning rate eta.
+      anchor: Strength lambda of the anchor.
+      size: Gamma, with 4 eta (lambda + 2) Gamma < 1.
+
+    Returns:
+      The growth g.
+    """
+    pull = rate * (1 + anchor) * size
+    return 2 * rate * size + pull / (2 * (1 - pull))
 
 
-def batches(corrected: bool) -> Domain:
+def _drift_ours(p: Problem, size: Any) -> Any:
+    growth = pace(p["rate"], p["anchor"], size)
+    return 2 * p["rate"] * size**1.5 * jnp.expm1(RUN * jnp.log1p(growth)) / growth
+
+
+def _drift_linear(constant: float, p: Problem, size: Any) -> Any:
+    """Computes a bound without the growth of earlier contributions."""
+    return constant * RUN * p["rate"] * size**1.5
+
+
+_DRIFT = {"printed": _drift_printed, "corrected": _drift_corrected, "ours": _drift_ours}
+_LINEAR = {"corrected": partial(_drift_linear, 20.0), "ours": partial(_drift_linear, 2.0)}
+
+
+def batches(form: Form) -> Domain:
     """Returns the problems of Lemma A.17.
 
     Args:
-      corrected: Whether the bound is the corrected one.
+      form: The bound as printed, corrected, or the sharper one.
 
     Returns:
       The domain.
     """
-    bound = _drift_corrected if corrected else _drift_printed
+    bound = _DRIFT[form]
     return Domain(
         f"d = 2, ideal starts, {RUN} steps, any small ϵ, 4η(λ+2)Γ < 1",
         {
@@ -101,7 +132,7 @@ def batches(corrected: bool) -> Domain:
         partial(_drift, bound),
         partial(_drift_again, bound),
         allowed=_allowed,
-        without={"growth": partial(_drift, _drift_linear)} if corrected else {},
+        without={"growth": partial(_drift, _LINEAR[form])} if form in _LINEAR else {},
     )
 
 
@@ -128,11 +159,11 @@ def _trained(p: Problem, apart: Any, eps: Any) -> Layers:
     """Computes the end of a run near the ideal start, anchored to its own start."""
     start, target, off, _ = _run(p)
     first, second = (start + apart * v for v in _way(p))
-    anchored = first @ second
+    anchored, unit = first @ second, jnp.eye(len(start))
 
     def step(w: Layers, s: Any) -> tuple[Layers, None]:
         theta = w.w1 @ w.w2
-        pull = (theta - target) @ (jnp.eye(2) + eps * s) + p["anchor"] * (theta - anchored)
+        pull = (theta - target) @ (unit + eps * s) + p["anchor"] * (theta - anchored)
         return Layers(
             w.w1 - 2 * p["rate"] * pull @ w.w2.T, w.w2 - 2 * p["rate"] * w.w1.T @ pull
         ), None
@@ -141,11 +172,11 @@ def _trained(p: Problem, apart: Any, eps: Any) -> Layers:
 
 
 def _trained_again(p: Problem, apart: float, eps: float) -> list[np.ndarray]:
-    """Computes the same by stochastic gradient descent with two inputs per batch."""
+    """Computes the same by stochastic gradient descent with d inputs per batch."""
     start, target, off, _ = _run(p)
     layers = Layers(*(jnp.asarray(start + apart * v) for v in _way(p)))
-    values, vectors = np.linalg.eigh(np.eye(2) + eps * np.asarray(off))
-    x = sqrt(2) * np.sqrt(values)[:, :, None] * vectors.swapaxes(1, 2)
+    values, vectors = np.linalg.eigh(np.eye(len(start)) + eps * np.asarray(off))
+    x = sqrt(len(start)) * np.sqrt(values)[:, :, None] * vectors.swapaxes(1, 2)
     end = networks.sgd(layers, target, jnp.asarray(x), float(p["rate"]), anchor=float(p["anchor"]))
     return [np.asarray(w) for w in end]
 
@@ -161,16 +192,18 @@ def _power(constant: Any, p: Problem) -> Any:
 
 def _same_eps(p: Problem) -> Any:
     """Returns the deviation of the common batches, a share of the allowed one."""
-    return p["share"] / (4 * _power(32, p))
+    return p.get("share", 0.0) / (4 * _power(32, p))
 
 
-def _start_printed(p: Problem) -> Any:
-    return _power(32, p)
-
-
-def _start_corrected(p: Problem, eps: Any, anchors: bool = True) -> Any:
-    growth = 26 * (1 + eps + p["anchor"])
-    h = 16 * p["anchor"] / growth if anchors else 0.0
+def _start(form: Form, p: Problem, eps: Any, anchors: bool = True) -> Any:
+    """Computes a bound of the growth of the distance of two starts."""
+    if form == "printed":
+        return _power(32, p)
+    size, growth, anchored = _run(p)[3], 26 * (1 + eps + p["anchor"]), 16 * p["anchor"]
+    if form == "ours":
+        growth = pace(p["rate"], p["anchor"], size) / (p["rate"] * size)
+        anchored = 4 * p["anchor"]
+    h = anchored / growth if anchors else 0.0
     return _power(growth, p) * (1 + h) - h
 
 
@@ -187,35 +220,36 @@ def _apart_again(bound: Callable[[Any], Any], p: Problem) -> float:
     return float((max(gaps) - 1) / (bound(p) - 1))
 
 
-def starts(corrected: bool) -> Domain:
+def starts(form: Form) -> Domain:
     """Returns the problems of Lemma A.19.
 
     Args:
-      corrected: Whether the bound is the corrected one.
+      form: The bound as printed, corrected, or the sharper one, which is for all data.
 
     Returns:
       The domain.
     """
 
     def bound(p: Problem, anchors: bool = True) -> Any:
-        return _start_corrected(p, _same_eps(p), anchors) if corrected else _start_printed(p)
+        return _start(form, p, _same_eps(p), anchors)
 
+    all_data = {name: _RUNS[name] for name in ("pre", "ft", "v1", "v2", "anchor")}
+    all_data["rate"] = Box(1e-4, 0.12, log=True)
+    eps = "all data" if form == "ours" else "ϵ as allowed"
     return Domain(
-        f"d = 2, near ideal starts, {RUN} steps, ϵ as allowed, 4η(λ+2)Γ < 1; both sides less 1",
-        _RUNS,
+        f"d = 2, near ideal starts, {RUN} steps, {eps}, 4η(λ+2)Γ < 1; both sides less 1",
+        all_data if form == "ours" else _RUNS,
         partial(_apart, bound),
         partial(_apart_again, bound),
         allowed=_allowed,
-        without={"h": partial(_apart, partial(bound, anchors=False))} if corrected else {},
+        without={} if form == "printed" else {"h": partial(_apart, partial(bound, anchors=False))},
     )
 
 
-def _terms(corrected: bool, p: Problem) -> tuple[Any, Any]:
+def _terms(form: Form, p: Problem) -> tuple[Any, Any]:
     """Computes the bounds of Lemmas A.19 and A.17, one share for the start, the rest for eps."""
     size, apart, eps = _run(p)[3], p["share"], 1 - p["share"]
-    if corrected:
-        return apart * _start_corrected(p, 0.0), eps * _drift_corrected(p, size)
-    return apart * _start_printed(p), eps * _drift_printed(p, size)
+    return apart * _start(form, p, 0.0), eps * _DRIFT[form](p, size)
 
 
 def _real(p: Problem) -> Any:
@@ -225,26 +259,26 @@ def _real(p: Problem) -> Any:
     return jnp.maximum(top(change.w1), top(change.w2))
 
 
-def _both(corrected: bool, p: Problem) -> Any:
-    return (_real(p) - p["share"]) / (sum(_terms(corrected, p)) - p["share"])
+def _both(form: Form, p: Problem) -> Any:
+    return (_real(p) - p["share"]) / (sum(_terms(form, p)) - p["share"])
 
 
-def _only(corrected: bool, which: int, p: Problem) -> Any:
-    return _real(p) / _terms(corrected, p)[which]
+def _only(form: Form, which: int, p: Problem) -> Any:
+    return _real(p) / _terms(form, p)[which]
 
 
-def _both_again(corrected: bool, p: Problem) -> float:
+def _both_again(form: Form, p: Problem) -> float:
     apart, eps = TINY * float(p["share"]), TINY * (1 - float(p["share"]))
     ends = [_trained_again(p, sign * apart, sign * eps) for sign in (1, -1)]
     gaps = [np.linalg.norm(a - b, 2) / (2 * TINY) for a, b in zip(*ends, strict=True)]
-    return float((max(gaps) - p["share"]) / (sum(_terms(corrected, p)) - p["share"]))
+    return float((max(gaps) - p["share"]) / (sum(_terms(form, p)) - p["share"]))
 
 
-def both(corrected: bool) -> Domain:
+def both(form: Form) -> Domain:
     """Returns the problems of Lemma A.20.
 
     Args:
-      corrected: Whether the bound is the corrected one.
+      form: The bound as printed, corrected, or the sharper one.
 
     Returns:
       The domain.
@@ -253,17 +287,17 @@ def both(corrected: bool) -> Domain:
         f"d = 2, near ideal starts, {RUN} steps, any small ϵ, 4η(λ+2)Γ < 1;"
         " both sides less the distance of the starts",
         _RUNS,
-        partial(_both, corrected),
-        partial(_both_again, corrected),
+        partial(_both, form),
+        partial(_both_again, form),
         allowed=_allowed,
-        without={"e^(-Cτ)": partial(_only, corrected, 1), "ϵ": partial(_only, corrected, 0)},
+        without={"e^(-Cτ)": partial(_only, form, 1), "ϵ": partial(_only, form, 0)},
     )
 
 
 def _precision(p: Problem) -> tuple[Any, Any]:
     """Computes min |sigma_pre - sigma_ft|^2 / ((lambda_0 + 1)^2 Gamma), and epsilon below it."""
     near = ((p["pre"] - p["ft"]) ** 2).min() / ((1 + p["anchor"]) ** 2 * _run(p)[3])
-    return near, near / (4000 * 2 * _run(p)[3])
+    return near, near / (4000 * p["pre"].size * _run(p)[3])
 
 
 def _product(p: Problem) -> Any:
@@ -290,11 +324,12 @@ def _enough(p: Problem) -> Any:
 
 
 PRODUCT = Domain(
-    f"d = 2, λ_0 = λ, {RUN} steps, as many as item 3 asks for; ϵ and the start as far as allowed",
+    f"d = 1, λ_0 = λ, {RUN} steps, as many as item 3 asks for; ϵ and the start as far as allowed",
     {
-        **{name: box for name, box in _RUNS.items() if name != "share"},
-        **dict.fromkeys(("pre", "ft"), Box(1.0, 6.0, (2,))),
-        "rate": Box(1e-4, 0.02, log=True),
+        **dict.fromkeys(("pre", "ft"), Box(1.0, 6.0, (1,))),
+        **dict.fromkeys(("v1", "v2"), Box(-2.0, 2.0, (1, 1))),
+        "batches": Box(-1.0, 1.0, (RUN, 1, 1)),
+        "rate": Box(1e-6, 0.02, log=True),
         "anchor": Box(0.0, 5.0),
     },
     _product,

@@ -100,22 +100,23 @@ def _harm(minima: Minima, n: int, p: Problem) -> Any:
     return (before[n - 1] - before[n]) / (degraded[n] - degraded[n - 1])
 
 
-def misaligned(n: int) -> Domain:
-    """Returns the problems of Theorem A.25, item 1, (4, 1)-misaligned.
+def misaligned(n: int, times: int = 4) -> Domain:
+    """Returns the problems of Theorem A.25, item 1, (`times`, 1)-misaligned.
 
     Args:
       n: The mode, 1 or 2.
+      times: The least ratio of the second modes.
 
     Returns:
       The domain.
     """
     return Domain(
-        f"d = 2, aligned and (4, 1)-misaligned tasks, λ = 0, n = {n}; spectra apart by .1",
+        f"d = 2, aligned and ({times}, 1)-misaligned tasks, λ = 0, n = {n}; spectra apart by .1",
         {"pre": Box(0.1, 1.0, (2,)), "ft": Box(0.3, 6.0, (2,))},
         partial(_harm, _minima, n),
         partial(_harm, _trained, n),
         allowed=lambda p: jnp.minimum(
-            _sorted(p)[1][1] - 4 * _sorted(p)[0][1],
+            _sorted(p)[1][1] - times * _sorted(p)[0][1],
             jnp.abs(_sorted(p)[0] - _sorted(p)[1]).min() - 0.1,
         ),
     )

@@ -1,4 +1,4 @@
-"""Operations on 2 x 2 matrices that JAX can differentiate."""
+"""Operations on 2 x 2 and 1 x 1 matrices that JAX can differentiate."""
 
 from typing import Any
 
@@ -20,6 +20,8 @@ def top(matrix: Any) -> Any:
     Returns:
       The norm.
     """
+    if matrix.shape == (1, 1):
+        return jnp.abs(matrix[0, 0])
     square = jnp.sum(matrix**2)
     det = matrix[0, 0] * matrix[1, 1] - matrix[0, 1] * matrix[1, 0]
     return jnp.sqrt((square + jnp.sqrt(jnp.maximum(square**2 - 4 * det**2, 1e-30))) / 2)

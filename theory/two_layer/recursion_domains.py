@@ -109,6 +109,14 @@ def _any(p: Problem) -> tuple[float, float]:
     return epsilon, epsilon
 
 
+def _first(p: Problem) -> tuple[float, float]:
+    """Returns an epsilon below a tenth of the first error, and the one for which the steps of
+    Assumption A.10 are log(first error / epsilon) / pace.
+    """
+    first = abs(p["pre"] - p["ft"]) / (1 + p["anchor"])
+    return p["share"] * first / 10, 10 * p["share"] * max(p["pre"], p["ft"])
+
+
 def _floats(p: Problem) -> dict[str, float]:
     return {name: float(value) for name, value in p.items()}
 
@@ -163,6 +171,7 @@ STEPS_PRINTED = _steps(_SMALL, _pace_printed, _near)
 STEPS = _steps(_SMALL, _pace_corrected, _near)
 CONVERGED = _steps(f"{_SMALL}, K as in Assumption A.10", _pace_slow, _near)
 PRECISE = _steps("ϵ at most Γ", _pace_slow, _any)
+LEAST = _steps("ϵ at most a tenth of the first error", _pace_corrected, _first)
 
 # --- norms along the path (A.9) -------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from theory.adversary import Box, Domain, Problem
+from theory.adversary import Box, Domain, Problem, quadrature
 from theory.two_layer import networks
 from theory.two_layer.layers import Layers
 from theory.two_layer.planes import symmetric, top, within
@@ -199,3 +199,88 @@ def batch_size(corrected: bool) -> Domain:
         partial(_failing_again, corrected),
         smooth=False,
     )
+
+
+# --- the law of a batch (A.12) --------------------------------------------------------------------
+
+NODES, LEAST = 300, 1e-10  # of each quadrature; the least probability
+
+
+def off_probability(batch: int, d: int, eps: float) -> float:
+    """Bounds the probability that a batch of Gaussian inputs is off, |Sigma_k - I| > eps.
+
+    The joint density of the eigenvalues of m Sigma_k has a factor |a - b| for each pair. If it is
+    replaced by max(a, b) for the pairs of the largest one, or of the smallest one, the integral
+    over all others is a constant.
+
+    Args:
+      batch: Batch size m, at least d.
+      d: The dimension of the inputs.
+      eps: The distance from the identity.
+
+    Returns:
+      The bound. It is exact for d = 1.
+
+    References:
+      Chen & Dongarra, Condition numbers of Gaussian random matrices, 2005.
+    """
+    from scipy.special import gammainc, gammaincc, gammaln
+
+    more, fewer, unit = (batch + d - 1) / 2, (batch - d + 1) / 2, gammaln(0.5) - gammaln(d / 2)
+    above = np.exp(unit + gammaln(more) - gammaln(batch / 2))
+    below = np.exp(unit + gammaln((batch + 1) / 2) - gammaln(fewer + 0.5))
+    low, high = batch / 2 * max(1 - eps, 0.0), batch / 2 * (1 + eps)
+    return float(above * gammaincc(more, high) + below * gammainc(fewer, low))
+
+
+def _bound(p: Problem) -> float:
+    return off_probability(int(p["batch"]), 2, float(p["eps"]))
+
+
+def _range(p: Problem) -> tuple[float, float, float]:
+    """Returns m/2, and the range of half an eigenvalue of m Sigma_k that is not off."""
+    half, eps = int(p["batch"]) / 2, float(p["eps"])
+    return half, half * max(1 - eps, 0.0), half * (1 + eps)
+
+
+def _off(p: Problem) -> float:
+    """Integrates over the larger eigenvalue 2x. The smaller one is at most 2 min(x, y)."""
+    from scipy.special import gammainc, gammaln
+
+    (half, low, high), (nodes, weights) = _range(p), quadrature(NODES)
+    order, far, off = half - 0.5, high + 10 * np.sqrt(high) + 60, 0.0
+    for start, end, y in ((0.0, low, low), (low, high, low), (high, far, far)):
+        x = np.maximum(start + (end - start) * nodes, 1e-300)
+        smaller = [gammainc(order + i, np.minimum(x, y)) for i in range(2)]
+        density = x ** (order - 1) * np.exp(-x) * (x * smaller[0] - order * smaller[1])
+        off += (end - start) * weights @ density
+    return float(np.exp(gammaln(0.5) - gammaln(half)) * off) / _bound(p)
+
+
+def _off_again(p: Problem) -> float:
+    """Computes the same from Bartlett's decomposition, of a chi-square 2x, a normal number z and
+    another chi-square.
+    """
+    from scipy.special import gammainc, gammaincc, gammaln
+
+    (half, low, high), (nodes, weights) = _range(p), quadrature(NODES)
+    turn, z = np.pi / 2 * nodes, 12 * nodes**2  # which leave no singular ends
+    x = low + (high - low) * np.sin(turn) ** 2
+    measures = [(high - low) * np.sin(2 * turn) * np.pi / 2 * weights, 24 * nodes * weights]
+    measures[0] *= np.exp((half - 1) * np.log(x) - x - gammaln(half))
+    measures[1] *= np.exp(-(z**2) / 2) * sqrt(2 / np.pi)
+    least = low * (1 + z**2 / 2 / (x - low)[:, None])
+    most = np.maximum(high * (1 - z**2 / 2 / (high - x)[:, None]), 0.0)
+    given = np.where(least < most, gammainc(half - 0.5, least) + gammaincc(half - 0.5, most), 1.0)
+    inside = measures[0] @ given @ measures[1]
+    return float(inside + gammainc(half, low) + gammaincc(half, high)) / _bound(p)
+
+
+BATCH = Domain(
+    f"d = 2, one batch of 2 to 50 inputs, probabilities of {LEAST:g} or more",
+    {"batch": Box(2, 50, log=True), "eps": Box(0.2, 20.0, log=True)},
+    _off,
+    _off_again,
+    allowed=lambda p: _bound(p) - LEAST,
+    smooth=False,
+)

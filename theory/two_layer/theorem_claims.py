@@ -131,17 +131,32 @@ def _(n=2):
     return before, deterministic(lambda: losses(task(), TARGET, 0.0)[n])
 
 
-@claim("A.25-index/corrected", ">=", attack=domains.misaligned(2), overlooks="tightened")
-def _(n=D):
+@claim(
+    "A.25-index/corrected",
+    ">=",
+    attack=domains.misaligned(2),
+    overlooks="tightened",
+    sharper="A.25-index/ours",
+)
+def _harmful(n=D):
     """For (4,r)-misaligned tasks and λ = 0, L_pre(n) > L_pre(n-1) for n > r
 
-    The search finds that it is not sharp. 2 in place of 4 is enough, see T4.7-threshold.
+    The search finds that it is not sharp.
 
     Source: Theorem 4.7, item 1 (Section 4.3), and Lemma A.26 (Appendix A.5)
     Domain: {MISALIGNED}, n={n}
     """
     before = _closed(fine_tuning.pretraining_losses, n - 1, 0.0)
     return before, deterministic(lambda: losses(task(), TARGET, 0.0)[n])
+
+
+@_harmful.beside("ours", attack=domains.misaligned(2, 2), overlooks="tightened")
+def _(n):
+    """For (2,r)-misaligned tasks and λ = 0, L_pre(n) ≥ L_pre(n-1) for n > r
+
+    The last mode changes L_pre by σ_ft(σ_ft - 2σ_pre).
+    """
+    return _closed(fine_tuning.pretraining_losses, n - 1, 0.0)
 
 
 @claim("A.26/ours")

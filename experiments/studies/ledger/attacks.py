@@ -137,12 +137,15 @@ def sharpness(claim: claims.Claim) -> str:
 
     Returns:
       The result of the search, such as "attained (0.998)", with the terms that the bound does not
-      require; or a note that this version was not searched. It is empty for equalities, and for
+      require, and a sharper bound or the reason why none is known; or a note that this version was
+      not searched. It is empty for equalities, and for
       misprints that were not attacked, because the check itself violates them.
     """
     if found := known(claim):
         idle = [term for term, ratio in found.terms.items() if not ratio > 1 + ROUNDING]
-        return found.finding + (f"; holds without {', '.join(idle)}" if idle else "")
+        terms = f"; holds without {', '.join(idle)}" if idle else ""
+        named = "none sharper" if " " in claim.sharper else "sharper"
+        return found.finding + terms + (f"; {named}: {claim.sharper}" if claim.sharper else "")
     if not claim.bound:
         return ""
     if isinstance(claim.attack, str):

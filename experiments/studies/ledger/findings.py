@@ -58,7 +58,7 @@ MOVED = ("raised", "lowered", "tightened")
 POWER: dict[str, Callable[[dict[str, Any]], str]] = {
     **{name: COLUMNS[name] for name in ("claim", "relation", "predicted", "simulated")},
     "made to see": lambda record: f"{record['effect']:.2g}",
-    "slack": lambda record: _slack(record),
+    "sharpness": COLUMNS["sharpness"],
     "sees": lambda record: f"{record['sees']:.2g}",
     "false alarm": lambda record: f"{record['false_alarm']:.1g}",
     "miss": lambda record: f"{record['miss']:.1g}",
@@ -129,30 +129,34 @@ def _rows(
 
 
 def blind(dataset: xr.Dataset) -> str:
-    """Describes which claims would overlook the effect that they should detect.
+    """Describes which claims would overlook an error.
 
     Args:
       dataset: The dataset of `run`.
 
     Returns:
-      A sentence on equalities and misprints and one on bounds. Each lists the claims that miss
-      their effect with a chance above `claims.MISS`.
+      A sentence on equalities and misprints that lists those that miss their effect with a chance
+      above `claims.MISS`, and one on bounds that lists those to which no adversary came within a
+      factor of 2.
     """
     records = _records(dataset)
     bounds = [r for r in records if _is_bound(r)]
     others = [r for r in records if not _is_bound(r)]
     quick = " (quick: a whole run detects more)" if dataset.attrs["quick"] else ""
+    what = "equalities and misprints"
     seen = "detect the effect that they are made to see: the chance of a miss is below"
     parts = []
-    for what, of, weak in (
-        ("equalities and misprints", others, "overlook their effect"),
-        ("bounds", bounds, "may still hold when they are tightened by their effect"),
-    ):
-        missed = [r["claim"] for r in of if not r["miss"] <= claims.MISS]
-        if missed:
-            parts.append(f"{len(missed)} of {len(of)} {what} {weak}{quick}: {', '.join(missed)}.")
-        elif of:
-            parts.append(f"All {len(of)} {what} {seen} {claims.MISS:.0%}.")
+    missed = [r["claim"] for r in others if not r["miss"] <= claims.MISS]
+    if missed:
+        weak = f"{len(missed)} of {len(others)} {what} overlook their effect{quick}"
+        parts.append(f"{weak}: {', '.join(missed)}.")
+    elif others:
+        parts.append(f"All {len(others)} {what} {seen} {claims.MISS:.0%}.")
+    far = [r for r in bounds if r["kind"] not in ("attained", "within 2")]
+    if bounds:
+        near = f"{len(bounds) - len(far)} of {len(bounds)} bounds"
+        parts.append(f"An adversary attains {near} or comes within a factor of 2.")
+    parts += [f"  {r['claim']}: {r['sharpness']}" for r in far]
     return "\n".join(parts)
 
 

@@ -22,6 +22,7 @@ from sail_jax.merging.transforms import drop, elect, trim
 from theory import merging
 from theory.claims import Z_MAX, select
 from theory.merging import Constants, QuadraticTasks, Training
+from theory.merging.gradient_domains import few_steps
 from theory.merging.testbeds import admissible, edge, long, minimiser, mixed
 
 ROUNDING = 1e-10
@@ -36,6 +37,21 @@ def test_chi_square_of_two_tasks_by_hand():
     w = [0.25, 0.75]
     close(merging.chi_square(w), 1 / 4 + 1 / 12)
     close(merging.chi_square(w, form="printed"), 1 + 1 / 9)
+
+
+@pytest.mark.parametrize(
+    ("centre", "steps", "noise", "share"), [(1.0, (1, 200), 1e-3, 0.88), (0.0, (1, 1), 1.0, 0.91)]
+)
+def test_few_steps_need_heterogeneity_and_noise(centre, steps, noise, share):
+    """The start is the minimiser of the surrogate, up to noise of the data."""
+    rate = np.sqrt(2 / np.mean(steps))
+    smoothness = 1 / (8 * rate * max(steps))
+    centres = [[centre, 0.0], [-centre, 0.0]]
+    args = [smoothness] * 2, centres, noise, [100, 100], steps, [1, 1], rate, [0.5, 0.5], [0.0, 0.0]
+    tasks = QuadraticTasks(*args)
+    given, found = merging.constants(tasks), merging.exact(tasks).surrogate_gradient
+    assert 2 * given.smoothness * given.gap < 0.5 * found
+    assert found / few_steps(tasks) == pytest.approx(share, abs=0.01)
 
 
 def hasty():

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import chi2
 
 from theory import two_layer as tl
-from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness
+from theory.two_layer import fine_tuning, modes, networks, perturbation, sharpness, step_domains
 
 PRE = np.array([2.0, 1.2, 0.6, 0.3])
 RAISED = np.array([5.0, 3.2, 2.5, 1.5])  # ratios 2.5, 2.7, 4.2, 5
@@ -246,6 +247,17 @@ def test_stochastic_gradients_average_to_the_population():
     expected = np.asarray(networks.descend(start, target, rate, 1, anchor=0.5).w2)
     stderr = found.std(0, ddof=1) / np.sqrt(draws)
     assert (np.abs(found.mean(0) - expected) <= Z_MAX * stderr + 1e-15).all()
+
+
+@pytest.mark.parametrize(("batch", "eps"), [(3, 0.5), (20, 0.9), (20, 3.0)])
+def test_the_law_of_a_batch_is_exact_in_one_dimension_and_a_bound_in_three(batch, eps):
+    law = chi2(batch)
+    exact = law.cdf(batch * (1 - eps)) + law.sf(batch * (1 + eps))
+    assert step_domains.off_probability(batch, 1, eps) == pytest.approx(exact)
+    x = np.random.default_rng(0).standard_normal((4000, batch, 3))
+    values = np.linalg.eigvalsh(x.mT @ x / batch)
+    off = (np.abs(values - 1) > eps).any(1).mean()
+    assert off - 4 * np.sqrt(off / 4000) < step_domains.off_probability(batch, 3, eps)
 
 
 @pytest.mark.slow
