@@ -77,21 +77,10 @@ def _drift_corrected(p: Problem, size: Any) -> Any:
 
 
 def pace(rate: Any, anchor: Any, size: Any) -> Any:
-    """Computes g. In a step, the distance of two runs near the ideal one grows by at most 1 + g.
-
-    The distance e is the larger operator norm of the differences of the layers. Let c = eta
-    (1 + lambda) Gamma, and let b be Gamma^(-1/2) |W_2^T w| for a unit vector w. The pull of the map
-    changes the difference of W_1 at w by at most -2c b^2 (1 - c) e + 2c b e, which is at most
-    c / (2 (1 - c)) e. The residual adds at most 2 eta Gamma e.
-
-    Args:
-      rate: Learning rate eta.
-      anchor: Strength lambda of the anchor.
-      size: Gamma, with 4 eta (lambda + 2) Gamma < 1.
-
-    Returns:
-      The growth g.
-    """
+    """Computes g. A step takes a distance e of two runs near the ideal one to at most (1 + g) e."""
+    # e is the larger operator norm of the differences of the layers. Let b be Gamma^(-1/2) |W_2^T
+    # w| for a unit vector w. The pull of the map changes the difference of W_1 at w by at most
+    # 2 pull (b - (1 - pull) b^2) e. The residual adds at most 2 eta Gamma e.
     pull = rate * (1 + anchor) * size
     return 2 * rate * size + pull / (2 * (1 - pull))
 
