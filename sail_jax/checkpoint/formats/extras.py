@@ -1,5 +1,6 @@
 """The files of a checkpoint that contain no tensors, such as config.json."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,28 @@ def config_of(extras: Mapping[str, Path | bytes], name: str = "config.json") -> 
     if not isinstance(config, dict):
         raise ValueError(f"{path}: expected a JSON object")
     return config
+
+
+CARD = "README.md"
+"""The model card of a checkpoint."""
+
+
+def licence_of(folder: Path) -> str:
+    """Reads the licence of a checkpoint from the front matter of its model card.
+
+    Args:
+      folder: The folder of the checkpoint.
+
+    Returns:
+      The licence as the Hub writes it, such as "apache-2.0"; "" if none is stated.
+    """
+    try:
+        card = disk.read_bytes(folder / CARD, 1 << 22).decode(errors="replace")
+    except disk.StoreError:
+        return ""
+    front = re.match(r"---\s*\n(.*?)^---\s*$", card, re.S | re.M)
+    stated = front and re.search(r"^license:\s*([\"']?)([\w.+-]{1,60})\1\s*$", front[1], re.M)
+    return stated[2] if stated else ""
 
 
 def content(extra: Path | bytes) -> bytes:

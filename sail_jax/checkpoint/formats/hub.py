@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sail_jax import disk
+from sail_jax.checkpoint.formats.extras import CARD
 from sail_jax.checkpoint.formats.files import (
     MAX_HEADER,
     CheckpointError,
@@ -208,8 +209,9 @@ def wanted(model: str, names: Collection[str]) -> list[str]:
       names: The names of all its files.
 
     Returns:
-      Its safetensors with their index, configurations and tokenizer files. Subfolders are left
-      out. If there are several sets of weights, only the set that would be read is chosen.
+      Its safetensors with their index, configurations and tokenizer files, and its model card,
+      which states the licence. Subfolders are left out. If there are several sets of weights, only
+      the set that would be read is chosen.
 
     Raises:
       CheckpointError: If it has no safetensors, or several indexes and none of them has the usual
@@ -232,7 +234,8 @@ def wanted(model: str, names: Collection[str]) -> list[str]:
         every = [name for name in plain if name.endswith(suffix)]
         own = [n for n in every if (match := SHARD.fullmatch(n)) and match[1] == stem]
         files += own or every
-    return [*files, *(n for n in plain if is_extra(n) and n.endswith(_TEXT))]
+    texts = (n for n in plain if is_extra(n) and n.endswith(_TEXT))
+    return [*files, *texts, *(n for n in plain if n == CARD)]
 
 
 def _name(text: str) -> tuple[str, str | None] | None:

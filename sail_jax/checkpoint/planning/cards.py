@@ -13,7 +13,7 @@ import numpy as np
 
 from sail_jax.checkpoint.contents.layers import position
 from sail_jax.checkpoint.formats import hub
-from sail_jax.checkpoint.planning.plan import Plan, Treatment
+from sail_jax.checkpoint.planning.plan import InputSummary, Plan, Treatment
 from sail_jax.checkpoint.recipe import mergekit
 from sail_jax.checkpoint.recipe.parts import Recipe
 from sail_jax.checks import escaped, storage
@@ -240,7 +240,7 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
 
     Returns:
       Markdown with the front matter that the Hugging Face Hub reads, the method and its source, the
-      inputs, the notes and the recipe.
+      inputs, the notes and the recipe. The licence of all inputs is the card's, if it is the same.
     """
     entry, brief = recipe.entry, _brief(recipe)
     title = f"[{entry.title}]({entry.reference})" if entry.reference else entry.title
@@ -255,6 +255,8 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         if hub.is_name(name)
     )
     front = ["base_model:", *(f"- {_quoted(name)}" for name in named)] if named else []
+    licences = dict.fromkeys(model.licence for model in models)
+    front += [f"license: {licence}" for licence in licences if licence and len(licences) == 1]
     front += ["library_name: transformers"] if "config.json" in plan.extras else []
     front += ["tags:", "- merge", "- sail-jax"]
     body = [
@@ -270,6 +272,7 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         "Models:",
         "",
         *(f"- {_code(brief(model.name))}" for model in models if model.name != base),
+        *_licences(models, brief),
     ]
     copied = sum(t.method == "copy" for t in plan.treatments)
     body += ["", f"{len(plan.treatments)} tensors, {copied} of them copied."]
@@ -281,6 +284,15 @@ def model_card(recipe: Recipe, plan: Plan, name: str = "merged model") -> str:
         ticks = _ticks(text, 3)
         body += ["", "## Recipe", "", f"{ticks}yaml", text.strip("\n"), ticks]
     return "\n".join(["---", *front, "---", "", *body]) + "\n"
+
+
+def _licences(models: Iterable[InputSummary], brief: Callable[[str], str]) -> list[str]:
+    """Lists the licences of inputs if they differ, or if only some are stated."""
+    stated = {model.name: model.licence for model in models}
+    if len({*stated.values()}) < 2:
+        return []
+    lines = (f"- {_code(brief(name))}: {has or 'none stated'}" for name, has in stated.items())
+    return ["", "Licences of the inputs, which this model has to respect:", "", *lines]
 
 
 def _brief(recipe: Recipe) -> Callable[[str], str]:

@@ -44,7 +44,7 @@ from sail_jax.checkpoint.contents.relations import (
     following,
 )
 from sail_jax.checkpoint.contents.vocabulary import Vocabulary, roles
-from sail_jax.checkpoint.formats.extras import carried, config_of
+from sail_jax.checkpoint.formats.extras import carried, config_of, licence_of
 from sail_jax.checkpoint.formats.listing import of_tokenizer
 from sail_jax.checkpoint.formats.open import Checkpoint
 from sail_jax.checkpoint.planning.hyperparameters import Choice, Hyperparameters
@@ -161,12 +161,14 @@ class InputSummary(NamedTuple):
       name: The checkpoint in the recipe, with its operations.
       role: "base", "model", or "tokenizer" if it takes part in the vocabulary only.
       tensors: The number of its tensors.
-      size: Their size in bytes."""
+      size: Their size in bytes.
+      licence: The licence that its model card states; "" for none."""
 
     name: str
     role: str
     tensors: int
     size: int
+    licence: str = ""
 
 
 class Plan(NamedTuple):
@@ -810,7 +812,8 @@ class _Planner:
         size = sum(map(bytes_of, model.tensors.values()))
         part = "base" if model.ref == self.recipe.base_model else "model"
         part = part if model.ref in self.merged else "tokenizer"
-        return InputSummary(model.name, part, len(model.tensors), size)
+        licence = licence_of(model.opened.path)
+        return InputSummary(model.name, part, len(model.tensors), size, licence)
 
 
 def _revisions(recipe: Recipe, refs: Sequence[Ref]) -> Iterator[Note]:
