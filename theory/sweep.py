@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.integrate import solve_ivp
 
+from sail_jax import methods
 from theory.deep_linear import diagonal, estimators, flow, scales
 from theory.two_layer import (
     fine_tuning,
@@ -199,6 +200,28 @@ def _stages(pre, ft, anchor):
     return np.transpose(rows)
 
 
+def _pooled(data, penalties):
+    """Trains one model on all data, |y - X b|^2 + penalty |b|^2 added over the tasks."""
+
+    def speed(at: np.ndarray) -> np.ndarray:
+        return sum(
+            x.T @ (y - x @ at) - penalty * at
+            for (x, y), penalty in zip(data, penalties, strict=True)
+        )
+
+    return _followed(speed, np.zeros(data[0][0].shape[1]), np.inf)
+
+
+def _merged(data, penalties):
+    """Fits an expert for each task, and merges them by RegMean with the penalties in the Grams."""
+    grams, models = [], []
+    for (x, y), penalty in zip(data, penalties, strict=True):
+        gram = x.T @ x + penalty * np.eye(x.shape[1])
+        grams.append({"w": gram})
+        models.append({"w": np.linalg.solve(gram, x.T @ y)[:, None]})
+    return methods.regmean(grams=grams, off_diagonal=1.0, damping=1e-12)(models)["w"]
+
+
 # --- points ---------------------------------------------------------------------------------------
 
 
@@ -214,6 +237,16 @@ def _data(rng: Generator, least: int = 1) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def _signed(rng: Generator, low: float, high: float) -> float:
     return float(rng.choice([-1, 1]) * np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def _experts(rng: Generator) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Draws data of 1 to 4 tasks, each with its own inputs, and penalties of their experts."""
+    d, tasks = (int(k) for k in rng.integers(1, 5, 2))
+    data = []
+    for _ in range(tasks):
+        x = rng.standard_normal((int(rng.integers(1, 7)), d)) @ rng.standard_normal((d, d))
+        data.append((x, x @ rng.standard_normal(d) + rng.standard_normal(len(x))))
+    return data, np.exp(rng.uniform(-2, 2, tasks))
 
 
 def _spectra(rng: Generator) -> tuple[np.ndarray, np.ndarray, float]:
@@ -407,5 +440,12 @@ LAWS = (
             [jnp.asarray(w[0]) for w in sharpness_aware.flow(a, b, sigma, rho, [time])]
         ),
         _sam,
+    ),
+    Law(
+        "methods.regmean of ridge experts",
+        "1 to 4 tasks of 1 to 6 samples in 1 to 4 dimensions, any inputs, teachers and penalties",
+        _experts,
+        _merged,
+        _pooled,
     ),
 )

@@ -1108,6 +1108,15 @@ def fits(n: int = 9, sigma: float = 0.5) -> list[sources.Fit]:
     return [sources.wishart_fit(normal(k, 4), n=n, sigma=sigma) for k in (1, 2)]
 
 
+def regressions(
+    n: int = 9, sigma: float = 0.5, turns: tuple[float, float] = (0.0, 1.0)
+) -> merging.RegressionTasks:
+    turn = jnp.array([[0.6, 0.8, 0.0], [-0.8, 0.6, 0.0], [0.0, 0.0, 1.0]])
+    inputs = jnp.diag(jnp.array([4.0, 1.0, 0.1]))
+    both = [turn @ inputs @ turn.T if rotated else inputs for rotated in turns]
+    return merging.RegressionTasks(both, normal(5, 2, 3), n, sigma)
+
+
 WEIGHTS = (0.5, 0.25, 0.25)
 ONE = jnp.array([1.0, 0.0])
 SPECTRUM = ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0), (1e15, 1.0, 1e-15), (1.0, 0.0, 0.0))
@@ -1771,6 +1780,47 @@ FEW: dict[str, list[Callable]] = {
         ("average", "ties"),
         (0.0, 1.0, 1e9),
     ),
+    "merging.experts.expert_fits": over(
+        lambda n, sigma, ridge: merging.expert_fits(regressions(n, sigma), ridge),
+        (1, 9, 10**6),
+        SIGMAS[:3],
+        (None, 0.0, 1.0),
+    ),
+    "merging.experts.curvature_weights": each(lambda: merging.curvature_weights(regressions())),
+    "merging.experts.merge_excess": over(
+        lambda sigma, weights: merging.merge_excess(
+            regressions(9, sigma), merging.expert_fits(regressions(9, sigma)), weights
+        ),
+        SIGMAS[:3],
+        ((0.5, 0.5), (0.0, -1e3), [np.eye(3), np.ones((3, 3))]),
+    ),
+    "merging.experts.pooled_excess": over(
+        lambda n, sigma, ridge: merging.pooled_excess(regressions(n, sigma), ridge),
+        (1, 2, 9, 10**6),
+        SIGMAS[:3],
+        (0.0, 1e-6, 1.0, 1e9),
+    ),
+    "merging.experts.pooled_least_squares": over(
+        lambda n, sigma: merging.pooled_least_squares(regressions(n, sigma, (1.0, 1.0))),
+        (1, 3, 10**6),
+        SIGMAS[:3],
+    ),
+    "merging.experts.spread_boundary": over(
+        lambda n, d, tasks, sigma: merging.spread_boundary(n=n, d=d, tasks=tasks, sigma=sigma),
+        (3, 9, 1e9),
+        (1, 7, 100),
+        (2, 1e6),
+        SIGMAS[:3],
+    ),
+    "merging.experts.compared": over(
+        lambda s, n, sigma, kappa: merging.compared(
+            s, (1.0, 0.0, 2.0), (0.0, 1.0, 0.5), n=n, tasks=3, sigma=sigma, kappa=kappa
+        ),
+        SPECTRUM,
+        (2, 9, 10**6),
+        SIGMAS[:3],
+        (0.0, 1e-3, 1e9),
+    ),
     "problems.angle": each(problems.angle, lambda: normal(1, 9, 3), lambda: normal(2, 9, 3)),
     "problems.cos_sin": over(problems.cos_sin, PLACES),
     "problems.draw": over(lambda theta: tuple(problems.draw(key(), 3, 2, theta, 0.5)), PLACES),
@@ -2297,6 +2347,9 @@ SIMULATED = [
     "merging.averaging.simulate_average",
     "merging.effective_steps.simulate_movement",
     "merging.simulation.simulate",
+    "merging.experts_simulation.fit_experts",
+    "merging.experts_simulation.least_risk",
+    "merging.experts_simulation.mean_risks",
     "merging.gaussian_simulation.draw_tasks",
     "merging.gaussian_simulation.merge_drawn",
     "problems.in_float64",

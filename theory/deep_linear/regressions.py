@@ -254,6 +254,14 @@ def extrapolate(small: Estimate, large: Estimate, *, times: float = 2) -> Estima
 
     The term of order 1/d cancels. The remainder is O(1/d^2), below the standard error at these
     sizes.
+
+    Args:
+      small: The mean at d.
+      large: The mean at k d.
+      times: k, > 1.
+
+    Returns:
+      The mean at infinity, with the standard error of both.
     """
     error = np.hypot(times * (large.stderr or 0), small.stderr or 0) / (times - 1)
     return Estimate((times * large.value - small.value) / (times - 1), stderr=float(error))

@@ -7,7 +7,8 @@ sparsification, and `scaling` the dependence on each hyperparameter. `effective_
 weights that optimizers give to gradients. `measure` estimates the constants of real training runs.
 `averaging` compares the average of one run's checkpoints with learning-rate decay (Tian et al.,
 WSM, arXiv 2507.17634). `gaussian` computes the exact excess risk of averages, DARE, trimming and
-TIES on Gaussian task vectors, and `gaussian_simulation` merges random ones.
+TIES on Gaussian task vectors, and `gaussian_simulation` merges random ones. `experts` compares
+merges of experts that are fitted to data with training on the pooled data, for any curvatures.
 """
 
 from sail_jax.lazy import listed
@@ -38,6 +39,23 @@ from theory.merging.effective_steps import (
     effective_steps,
     simulate_movement,
 )
+from theory.merging.experts import (
+    Compared,
+    RegressionTasks,
+    compared,
+    curvature_weights,
+    expert_fits,
+    merge_excess,
+    pooled_excess,
+    pooled_least_squares,
+    spread_boundary,
+)
+from theory.merging.experts_simulation import (
+    FittedExperts,
+    fit_experts,
+    least_risk,
+    mean_risks,
+)
 from theory.merging.gaussian import (
     BestMerge,
     GaussianTasks,
@@ -66,6 +84,7 @@ __dir__ = listed(__name__)
 __all__ = [
     "BestMerge",
     "Bound",
+    "Compared",
     "Constants",
     "Dense",
     "Drawn",
@@ -73,6 +92,7 @@ __all__ = [
     "Dropped",
     "Effect",
     "EffectiveSteps",
+    "FittedExperts",
     "GaussianTasks",
     "Laws",
     "Measured",
@@ -81,13 +101,16 @@ __all__ = [
     "NoisyQuadratic",
     "QuadraticTasks",
     "Quantities",
+    "RegressionTasks",
     "Training",
     "adam_steps",
     "averaged",
     "best_merge",
     "break_even",
     "chi_square",
+    "compared",
     "constants",
+    "curvature_weights",
     "dare",
     "dare_heterogeneity",
     "decayed",
@@ -100,15 +123,23 @@ __all__ = [
     "effective_steps",
     "exact",
     "excess_risk_bound",
+    "expert_fits",
+    "fit_experts",
     "heterogeneity",
+    "least_risk",
     "local_stability",
+    "mean_risks",
     "measure_constants",
     "merge_drawn",
+    "merge_excess",
     "merge_moments",
+    "pooled_excess",
+    "pooled_least_squares",
     "scaling",
     "simulate",
     "simulate_average",
     "simulate_movement",
+    "spread_boundary",
     "surrogate_gradient",
     "trim_threshold",
     "updates",
