@@ -2398,8 +2398,9 @@ INFINITE = {  # means and times that the documentation says are infinite
     "deep_linear.sources.tuned_risk", "initialisation.proximity.tail_bound",
     "deep_linear.wishart.ridge_risk",
     "deep_linear.wishart.learned", "merging.bounds.chi_square", "merging.bounds.excess_risk_bound",
-    "merging.bounds.local_stability", "student_teacher.transfer.boundary",
-    "two_layer.best_time.best_time", "two_layer.sharpness_aware.learning_time",
+    "merging.bounds.local_stability", "merging.experts.compared",
+    "student_teacher.transfer.boundary", "two_layer.best_time.best_time",
+    "two_layer.sharpness_aware.learning_time",
 }  # fmt: skip
 
 

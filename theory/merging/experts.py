@@ -36,6 +36,7 @@ from theory import problems
 from theory.deep_linear import covariance, sources
 
 STEPS = 1000  # of the solver; Newton's method takes about ten
+ROUNDING = 1e-9  # of df1 / n, where a penalty is 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,6 +314,7 @@ class Compared(NamedTuple):
     Attributes:
       average: The mean excess of averaged experts.
       scaled: The same at the best scale of the average.
+      scale: This scale.
       pooled: The mean excess of pooled training.
       expert: The mean risk of experts, each on its own task.
       model: The mean risk of pooled training over all tasks, with the floor.
@@ -321,6 +323,7 @@ class Compared(NamedTuple):
 
     average: Array
     scaled: Array
+    scale: Array
     pooled: Array
     expert: Array
     model: Array
@@ -341,51 +344,51 @@ def compared(
     """Compares averaged experts with pooled training at one effective ridge, for large n and d.
 
     All tasks have one curvature and n samples. An expert has the effective ridge kappa if its
-    penalty is kappa (1 - df1 / n). For pooled training it is kappa (1 - df1 / N). To pooled
-    training, the spread of the teachers is noise.
+    penalty is kappa (1 - df1 / n), with df1 = sum_i s_i / (s_i + kappa). For pooled training it is
+    kappa (1 - df1 / N). To pooled training, the spread of the teachers is noise.
 
     Args:
       eigenvalues: Eigenvalues s of the curvature, > 0 where kappa is 0.
       shared2: Squared components of the mean teacher in the eigenbasis.
       spread2: Variances of the teachers' components over the tasks, with T - 1.
-      n: Number of samples of each task.
+      n: Number of samples of each task, > 0.
       tasks: Number of tasks T, >= 1.
       sigma: Standard deviation of the label noise.
-      kappa: The effective ridges, >= 0, with df1 = sum_i s_i / (s_i + kappa) <= n.
+      kappa: The effective ridges, >= 0.
 
     Returns:
-      The risks, with the shape of kappa.
+      The risks, with the shape of kappa. They are inf where the penalty would be negative.
 
     Raises:
-      ValueError: If an argument is out of range, or df1 > n.
+      ValueError: If an argument is out of range.
     """
     s = covariance.check_spectrum(eigenvalues)
     shared2, spread2, kappa = (jnp.asarray(v, float) for v in (shared2, spread2, kappa))
     covariance.check_vectors(s, shared2=shared2, spread2=spread2)
     problems.check("kappa", kappa, lambda k: (k >= 0) & (k < np.inf), "finite and >= 0")
+    problems.check("n", n, lambda x: (x > 0) & (x < np.inf), "a finite number of samples > 0")
     problems.check("tasks", tasks, lambda x: (x >= 1) & (x < np.inf), "a finite number >= 1")
     problems.check_sigma(sigma)
-    alone, pool = (_at(s, count, kappa) for count in (n, tasks * n))
     own2 = (1 - 1 / tasks) * spread2
-    floor, share = jnp.sum(s * own2), pool.df2 / pool.n
-    expert = alone.risk(shared2 + own2, sigma)
-    pooled = pool.risk(shared2, jnp.sqrt(sigma**2 + floor))
+    floor = jnp.sum(s * own2)
     learned = s / (s + kappa[..., None])
+    share = jnp.sum(learned**2, -1) / (tasks * n)
+
+    def risk(count: float, offset2: Array, noise: ArrayLike) -> Array:
+        left = 1 - learned.sum(-1) / count
+        samples = jnp.broadcast_to(jnp.asarray(count, float), kappa.shape)
+        at = covariance.Equivalent(s, samples, kappa, jnp.maximum(kappa * left, 0.0))
+        return jnp.where(left >= -ROUNDING, at.risk(offset2, noise), jnp.inf)
+
+    expert = risk(n, shared2 + own2, sigma)
+    pooled = risk(tasks * n, shared2, jnp.sqrt(sigma**2 + floor))
     noise = share * (expert + sigma**2)
     average = jnp.sum(s * (1 - learned) ** 2 * shared2, -1) + noise
     product, square = (jnp.sum(s * learned**k * shared2, -1) for k in (1, 2))
     # Without a mean teacher, the best scale is 0.
-    top = jnp.where(product > 0, product**2 / jnp.where(product > 0, square + noise, 1.0), 0.0)
-    scaled = jnp.sum(s * shared2) - top
-    return Compared(average, scaled, pooled, expert, pooled + floor, share)
-
-
-def _at(s: Array, n: ArrayLike, kappa: Array) -> covariance.Equivalent:
-    """Returns the equivalents of n samples at an effective ridge."""
-    df1 = jnp.sum(s / (s + kappa[..., None]), -1)
-    problems.check("df1 / n", df1 / n, lambda x: x <= 1 + 1e-9, "at most 1, or the penalty is < 0")
-    count = jnp.broadcast_to(jnp.asarray(n, float), kappa.shape)
-    return covariance.Equivalent(s, count, kappa, kappa * (1 - df1 / n))
+    scale = jnp.where(product > 0, product / jnp.where(product > 0, square + noise, 1.0), 0.0)
+    scaled = jnp.sum(s * shared2) - scale * product
+    return Compared(average, scaled, scale, pooled, expert, pooled + floor, share)
 
 
 def _solved(tasks: RegressionTasks, penalty: np.ndarray) -> tuple[np.ndarray, tuple]:
