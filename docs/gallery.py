@@ -226,6 +226,14 @@ PICTURES: Mapping[str, Picture] = {
         "few entries, TIES or trimming wins until the noise is large. With published settings "
         "and much noise, the base is better than every merge. Drawn task vectors (dots) agree.",
     ),
+    "merge_or_pool": Picture(
+        "diagram",
+        "",
+        "Averaged experts are better than pooled training (orange) if the teachers differ by more "
+        "than the risk of an expert on its own task. With the best penalties they are better "
+        "where the best experts have less risk on their own tasks than the pooled model. If "
+        "curvatures differ, the average loses, and weights by curvature do not.",
+    ),
     "ledger": Picture(
         "ledger",
         "--preset main",

@@ -365,6 +365,10 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
         ("contrast.views", "strong", " must be one of"),
         ("shard", "some", " must be one of"),
     ],
+    "merge_or_pool": [
+        ("d", 30, " must be a multiple of 4; got 30"),
+        ("loads", (1.1, 2.0), r" must be at least \(d \+ 4\) / d = 1.17"),
+    ],
     "several_sources": [
         ("d", 40, " must be a multiple of 16; got 40"),
         ("noises", (0.2, 0.1), " must be .* increasing"),

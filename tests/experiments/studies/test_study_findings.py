@@ -243,11 +243,41 @@ def several_sources(effect, noise):
     )
 
 
+def merge_or_pool(effect, noise):
+    """Agreement is at its margin where there is no effect."""
+    near = {1: 1.0, 0: 1.1, -1: 2.0}[effect]
+    # At the first spread pooled training is better, and at the second the average.
+    gain = effect * np.array([-1.0, 1.0])[:, None] + noise(1, 2, COUNT)
+    both = near + 0.05 * noise(1, 2, 1, COUNT)
+    plain = both * np.exp(np.stack([np.zeros_like(gain), gain], 2))
+    tuned = near + 0.05 * noise(1, 2, 2, COUNT)
+    curved = np.stack([effect * k + noise(1, COUNT) for k in (2, 1, 0)], 1)
+    ways = {"way": ["average", "pooled"]}
+    return xr.Dataset(
+        {
+            "plain": (("load", "spread", "way", "draw"), plain),
+            "plain_theory": (("load", "spread", "way"), plain.mean(-1) / near),
+            "tuned": (("few_load", "spread", "way", "draw"), tuned),
+            "tuned_theory": (("few_load", "spread", "way"), np.ones((1, 2, 2))),
+            "curved": (("angle", "weights", "draw"), curved),
+            "line": ("fine_load", [1.0, 1.0]),
+        },
+        {
+            "load": [2.0],
+            "spread": [0.5, 2.0],
+            "fine_load": [1.0, 3.0],
+            "weights": ["average", "own data", "other data"],
+        }
+        | ways,
+    )
+
+
 CLAIMS = {  # the number that each declares on the data above
     transfer_phase: 9,
     transfer_factors: 9,
     ridge_transfer: 4,
     several_sources: 5,
+    merge_or_pool: 6,
     regularised_transfer: 5,
     transfer_scales: 2,
     divergences: 8,

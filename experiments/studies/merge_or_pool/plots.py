@@ -1,0 +1,94 @@
+"""The figure of `merge_or_pool`."""
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.lab.bands import legend
+from experiments.lab.findings import mean_and_error
+from sail_jax.drawing import style
+
+REACH = 2.0
+LABELS = {
+    "average": "average",
+    "own data": "RegMean, experts' data: pooled training",
+    "other data": "RegMean, other data",
+}
+
+
+def plot(dataset: xr.Dataset) -> dict[str, Figure]:
+    """Draws where averaged experts are better than pooled training, and three weights.
+
+    Returns the figure "diagram". Colours and dashed lines are theory, and dots are random data.
+    """
+    figure, ((left, middle, right),) = style.figure(1, 3, width=4.5, height=3.9)
+    _map(left, dataset, "plain", "load", "(a) least squares")
+    left.plot(dataset.fine_load, dataset.line, "--", color=style.INK, lw=1.6,
+              label="average = pooled, in theory")  # fmt: skip
+    _map(middle, dataset, "tuned", "few_load", "(b) best penalties, best scale")
+    x, y = dataset.fine_few_load, dataset.fine_spread
+    middle.contour(x, y, dataset.tuned_map.T, levels=[0], colors=style.INK, linestyles="--")
+    middle.contour(
+        x, y, dataset.tuned_experts.T, levels=[0], colors=style.PALETTE[2], linestyles=":",
+        linewidths=2,
+    )  # fmt: skip
+    middle.plot([], [], ":", lw=2, color=style.PALETTE[2], label="expert = pooled model, own task")
+    _curved(right, dataset)
+    about = dataset.attrs
+    title = (
+        f"$d$ = {about['d']}, {about['tasks']} tasks, $σ$ = {about['sigma']:g}; dots: "
+        f"{about['draws']} data sets each, shared by both sides of a dot"
+    )
+    legend(figure, left, middle, right, ncols=3, title=title)
+    return {"diagram": figure}
+
+
+def _map(ax: Axes, dataset: xr.Dataset, name: str, load: str, title: str) -> None:
+    """Draws log2(pooled / average): theory as colours, random data as dots of the same colours."""
+    looks = {"cmap": style.DIVERGING, "vmin": -REACH, "vmax": REACH}
+    x, y = dataset[f"fine_{load}"].values, dataset.fine_spread.values
+    style.heatmap(
+        ax, dataset[f"{name}_map"].values.T, x=x, y=y, label="log2 (pooled / average)", **looks
+    )
+    mean = dataset[name].mean("draw")
+    ratio = np.log2(mean.sel(way="pooled") / mean.sel(way="average"))
+    places = np.meshgrid(dataset[load], dataset.spread, indexing="ij")
+    ax.scatter(
+        *places,
+        c=ratio,
+        s=45,
+        edgecolors=style.INK,
+        linewidths=0.9,
+        zorder=3,
+        clip_on=False,
+        **looks,
+    )
+    style.logarithmic(ax, "x")
+    ax.set_yscale("log")
+    ax.set(
+        xlabel="samples of an expert per dimension $n/d$",
+        ylabel="spread of teachers / $σ^2$",
+        title=title,
+        ylim=(y[0], y[-1]),
+    )
+
+
+def _curved(ax: Axes, dataset: xr.Dataset) -> None:
+    mean, error = mean_and_error(dataset.curved, "draw")
+    angle = np.degrees(dataset.angle.values)
+    for i, weights in enumerate(dataset.weights.values):
+        color = style.PALETTE[i]
+        ax.plot(angle, dataset.curved_theory[:, i], "--", lw=1.3, color=color)
+        ax.errorbar(
+            angle, mean[:, i], error[:, i], fmt="o", ms=4, lw=1, color=color,
+            label=LABELS[str(weights)],
+        )  # fmt: skip
+    about = dataset.attrs
+    ax.set(
+        ylim=(0, None),
+        xlabel="angle between curvatures (degrees)",
+        ylabel="mean excess risk",
+        title=f"(c) weights, $n/d$ = {about['curved_load']:g}, spread "
+        f"{about['curved_spread']:g} $σ^2$",
+    )
