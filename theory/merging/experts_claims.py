@@ -7,6 +7,7 @@ risks (`experts_simulation`). Curvatures have no common eigenbasis unless a clai
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
@@ -80,9 +81,10 @@ def _apart(ridge: float, samples: tuple[int, ...], d: int = 5) -> float:
         return np.linalg.pinv(whole) @ np.concatenate([y, np.zeros(d)])
 
     models = [{"w": fit(x, y, len(y) * ridge)[:, None]} for x, y in data]
-    grams = [{"w": x.T @ x + len(y) * ridge * np.eye(d)} for x, y in data]
+    grams = [{"w": jnp.asarray(x.T @ x + len(y) * ridge * np.eye(d))} for x, y in data]
     merge = methods.regmean(grams=grams, off_diagonal=1.0, damping=1e-14)
-    pooled = fit(*(np.concatenate(part) for part in zip(*data, strict=True)), sum(samples) * ridge)
+    inputs, labels = (np.concatenate(part) for part in zip(*data, strict=True))
+    pooled = fit(inputs, labels, sum(samples) * ridge)
     return float(np.abs(np.asarray(merge(models)["w"])[:, 0] - pooled).max())
 
 

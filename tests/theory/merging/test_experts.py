@@ -1,6 +1,9 @@
 """Merged experts against pooled training: laws at random points, and how they meet."""
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import optimize
@@ -95,18 +98,19 @@ def test_the_comparison_at_one_ridge_is_of_the_general_laws(n, kappa):
     def scaled(scale):
         return float(merging.merge_excess(tasks, fits, np.full(count, scale / count)))
 
+    least: Any = optimize.minimize_scalar(scaled)
     pooled = float(merging.pooled_excess(tasks, kappa * (1 - df1 / (n * count))))
     assert float(found.average) == pytest.approx(scaled(1.0))
-    assert float(found.scaled) == pytest.approx(optimize.minimize_scalar(scaled).fun)
+    assert float(found.scaled) == pytest.approx(least.fun)
+    assert float(found.scale) == pytest.approx(least.x, rel=1e-6)
     assert float(found.pooled) == pytest.approx(pooled)
     assert float(found.model) == pytest.approx(pooled + tasks.floor)
     assert found.average - found.pooled == pytest.approx(found.share * (found.expert - found.model))
 
 
 def test_no_penalty_has_an_effective_ridge_below_that_of_least_norm():
-    found = merging.compared(
-        [1.0, 1.0], [1.0, 1.0], [0.0, 0.0], n=1, tasks=2, sigma=1.0, kappa=[0.9, 1.0]
-    )
+    one, kappa = np.ones(2), np.array([0.9, 1.0])
+    found = merging.compared(one, one, 0 * one, n=1, tasks=2, sigma=1.0, kappa=kappa)
     assert np.isinf(found.expert).tolist() == np.isinf(found.average).tolist() == [True, False]
     assert np.isfinite(found.pooled).all()
 
@@ -159,7 +163,7 @@ def test_the_best_numbers_as_weights_are_those_of_several_sources():
         [inputs(rng, 4) for _ in range(3)], rng.standard_normal((3, 4)), [7, 9, 20], 0.5
     )
     fits = merging.expert_fits(tasks)
-    found = sources.best_weights(fits, tasks.best, tasks.curvature)
+    found = sources.best_weights(fits, jnp.asarray(tasks.best), jnp.asarray(tasks.curvature))
     least = optimize.minimize(
         lambda w: float(merging.merge_excess(tasks, fits, w)), np.full(3, 1 / 3), tol=1e-10
     )
@@ -209,7 +213,7 @@ ONE = [[1.0, 0.0], [0.0, 1.0]]
         (lambda: merging.pooled_excess(alike(2)), "ridge must be > 0"),
         (lambda: merging.pooled_excess(alike(9), -1.0), "ridge must be"),
         (lambda: merging.pooled_least_squares(alike(2)), "N must be at least"),
-        (lambda: merging.merge_excess(alike(9), [], [1.0] * 3), "weights must be"),
+        (lambda: merging.merge_excess(alike(9), [], np.ones(3)), "weights must be"),
         (lambda: merging.spread_boundary(n=4, d=3, tasks=2, sigma=1.0), "n must be"),
     ],
 )  # fmt: skip
