@@ -5,7 +5,7 @@ risks (`experts_simulation`). Curvatures have no common eigenbasis unless a clai
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,7 @@ from jaxtyping import Array
 from sail_jax import methods
 from theory.claims import Estimate, Simulate, generator, measured, once
 from theory.deep_linear.regressions import extrapolate
+from theory.deep_linear.several import Inputs
 from theory.merging import experts
 from theory.merging.experts import RegressionTasks
 from theory.merging.experts_simulation import FittedExperts, fit_experts, least_risk, mean_risks
@@ -26,20 +27,20 @@ BLOCKS, SMALL, TIMES = 4, 16, 3  # limits are extrapolated from d = 16 and 48
 class Problem(NamedTuple):
     """Three tasks in any dimension d, a multiple of 4.
 
-    Each curvature has four eigenvalues, and the eigenvectors are rotated at random from task to
-    task.
+    Each curvature has four eigenvalues. From task to task, eigenvectors are rotated at random
+    ("rotated"), not at all ("one"), or by 60 degrees in planes ("turned").
 
     Attributes:
       loads: Samples per dimension of each task.
       sigma: Standard deviations of the label noise.
       own: Size of a teacher's own part. The part that all teachers share has the norm 1.
-      alike: Whether all tasks have the first curvature.
+      curvatures: How curvatures differ.
     """
 
     loads: tuple[float, ...]
     sigma: tuple[float, ...]
     own: float
-    alike: bool = False
+    curvatures: Literal["rotated", "one", "turned"] = "rotated"
 
     def tasks(self, d: int) -> RegressionTasks:
         """Makes the tasks.
@@ -56,8 +57,11 @@ class Problem(NamedTuple):
             curvatures.append(turn * [2.0, 1.0, 0.5, 0.1] @ turn.T)
             part = rng.standard_normal(BLOCKS)
             teachers.append(0.5 + self.own * part / np.linalg.norm(part))
-        if self.alike:
+        if self.curvatures == "one":
             curvatures = curvatures[:1] * len(self.loads)
+        elif self.curvatures == "turned":
+            turns = np.pi / 3 * np.arange(len(self.loads))
+            curvatures = [Inputs((2.0, 1.0, 0.5, 0.1), turn).covariance(BLOCKS) for turn in turns]
         # Entries that belong to one block are equal, so norms do not depend on d.
         size = d // BLOCKS
         full = np.kron(np.stack(curvatures), np.eye(size))
@@ -205,7 +209,7 @@ def _(d=FEW, spread=0.7):
 
 # --- averaging or pooled training, exactly for one curvature --------------------------------------
 
-UNEQUAL = Problem((0.5, 1.0, 2.5), (0.5, 1.0, 0.7), 1.0, alike=True)
+UNEQUAL = Problem((0.5, 1.0, 2.5), (0.5, 1.0, 0.7), 1.0, "one")
 
 
 @claim("experts-pooled/ours")
@@ -328,7 +332,7 @@ def _(name, sigma, own, kappa):
     Source: {SOURCE}
     Domain: one curvature, T=3, n=1.5 d, σ={sigma}, own parts {own}, κ={kappa}; {SIZES}
     """
-    alike = Problem((1.5,) * 3, (sigma,) * 3, own, alike=True)
+    alike = Problem((1.5,) * 3, (sigma,) * 3, own, "one")
     tasks = alike.tasks(SMALL)
     n, total = tasks.samples[0], tasks.samples.sum()
     s, basis = np.linalg.eigh(tasks.curvature)
@@ -342,3 +346,27 @@ def _(name, sigma, own, kappa):
 
     ridges = {"ridge": kappa * (1 - df1 / n), "pooled_ridge": kappa * (1 - df1 / total)}
     return at.share * (at.expert - at.model), _extrapolated(alike, measure, **ridges)
+
+
+@claim("experts-exchange-curvature/ours", effect=0.1)
+def _(sigma=0.4, own=1.5):
+    """If tr H⁻¹Σ_t = d for all t, least squares merged with weights (ΣΣ_s)⁻¹Σ_t have
+    (R_expert - R_pooled) d/N more risk than pooled training
+
+    Rotations by 60° permute these curvatures, so they have this property. The test detects 10 % of
+    the difference.
+
+    Source: {SOURCE}
+    Domain: three curvatures turned by 60°, n=2 d, σ={sigma}, own parts {own}; {SIZES}
+    """
+    turned = Problem((2.0,) * 3, (sigma,) * 3, own, "turned")
+    tasks = turned.tasks(SMALL)
+    n = tasks.samples[0]
+    model = experts.pooled_excess(tasks) + tasks.floor
+
+    def measure(tasks: RegressionTasks, fitted: FittedExperts) -> np.ndarray:
+        merged = _merged(tasks, experts.curvature_weights(tasks), fitted)
+        return merged + least_risk(tasks) - mean_risks(tasks, fitted.pooled)
+
+    expert = sigma**2 * SMALL / (n - SMALL)
+    return (expert - model) * SMALL / (3 * n), _extrapolated(turned, measure)

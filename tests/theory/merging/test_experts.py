@@ -108,6 +108,19 @@ def test_the_comparison_at_one_ridge_is_of_the_general_laws(n, kappa):
     assert found.average - found.pooled == pytest.approx(found.share * (found.expert - found.model))
 
 
+def test_curvatures_that_are_rotated_compare_as_one_curvature():
+    rng, n, d, sigma = np.random.default_rng(4), 9, 4, 0.7
+    one, swap = inputs(rng, d), np.linalg.qr(rng.standard_normal((d, 2)))[0]
+    swap = np.eye(d) - 2 * swap @ swap.T
+    tasks = RegressionTasks([one, swap @ one @ swap], rng.standard_normal((2, d)), n, sigma)
+    expert = sigma**2 * d / (n - d)
+    pooled = float(merging.pooled_excess(tasks))
+    share = d / (2 * n)
+    assert share * (expert + sigma**2) - pooled == pytest.approx(
+        share * (expert - pooled - tasks.floor)
+    )
+
+
 def test_no_penalty_has_an_effective_ridge_below_that_of_least_norm():
     one, kappa = np.ones(2), np.array([0.9, 1.0])
     found = merging.compared(one, one, 0 * one, n=1, tasks=2, sigma=1.0, kappa=kappa)
