@@ -656,10 +656,10 @@ def bibliography() -> dict[str, dict[str, str]]:
     """Reads the papers' entries.
 
     Returns:
-      The fields of each entry of `papers.bib`, by its key.
+      The fields of each paper in `papers.bib`, by its key.
     """
     text = (HERE / "papers.bib").read_text()
-    entries = re.findall(r"^@\w+\{([\w-]+),\n(.*?)^\}", text, re.M | re.S)
+    entries = re.findall(r"^@(?!software)\w+\{([\w-]+),\n(.*?)^\}", text, re.M | re.S)
     return {
         key: {name: " ".join(value.split())
               for name, value in re.findall(r"(\w+)\s*=\s*\{(.*?)\},?\n", body, re.S)}

@@ -199,6 +199,8 @@ def test_the_software_is_cited_by_its_version():
     assert released[:2] == ["Unreleased", sail_jax.__version__]
     citation = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {sail_jax.__version__}\n" in citation
-    numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", (ROOT / "docs" / "papers.bib").read_text())
+    bibliography = (ROOT / "docs" / "papers.bib").read_text()
+    assert f"version = {{{sail_jax.__version__}}}" in bibliography
+    numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", bibliography)
     assert numbers == re.findall(r"arXiv:(\d{4}\.\d{5})", citation)
     assert all(f"https://arxiv.org/abs/{n}" in (ROOT / "README.md").read_text() for n in numbers)
