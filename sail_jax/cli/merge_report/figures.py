@@ -153,7 +153,8 @@ def _agree(data: Measured, total: Total, bins: Sequence[Bin], totals: Sequence[T
     apart = np.where(np.eye(m, dtype=bool), np.nan, total.cosines)
     by_bin = np.array([[subtotal.cosines[i, j] for subtotal in totals] for i, j in pairs])
     seen = np.abs(np.concatenate([apart.ravel(), by_bin.ravel()]))
-    limit = min(1, max(0.05, np.nanmax(seen))) if np.isfinite(seen).any() else 1
+    # Half of the largest possible cosine at least, so that small cosines look small.
+    limit = min(1, max(0.5, np.nanmax(seen))) if np.isfinite(seen).any() else 1
     options = {"cmap": style.DIVERGING, "vmin": -limit, "vmax": limit}
     # The diagonal is 1 by definition. It is grey, so the colours can show differences of the rest.
     left.imshow(apart, **options)
