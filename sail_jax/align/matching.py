@@ -176,6 +176,7 @@ def match_weights(
       init: The initial maps, such as an earlier result. None: the first visit.
       key: A PRNG key for random orders of the spaces, a new order in each sweep. None: the spec's.
       assignment: The solver of the assignment problem, from benefits `(n, n)` to an index `(n,)`.
+        For large spaces it is called in other threads.
       max_sweeps: The largest number of sweeps; 0 stops after the first visit.
       keep: The number of bytes of leaves read from objects that are kept in memory. None: all.
       progress: A function `(sweep, space)` that is called before each space is matched. The first
@@ -241,12 +242,13 @@ def match_weights(
             # another.
             shuffled = jax.random.permutation(jax.random.fold_in(key, sweep), len(order))
             order = [list(chosen)[k] for k in np.asarray(shuffled)]
-        taken = []
+        before = problem.taken
         for name in order:
             tell(sweep + 1, name)
-            taken.append(problem.step(name))
+            problem.step(name)
+        problem.finish()
         # No space can be improved with the others fixed: a local minimum.
-        if not any(taken):
+        if problem.taken == before:
             converged = True
             break
         history.append(problem.distance())

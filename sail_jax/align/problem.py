@@ -8,6 +8,7 @@ map, and moves the second network.
 import functools
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -27,7 +28,7 @@ from sail_jax.basis.families import Family
 from sail_jax.basis.maps import SpaceMap, compose, identity
 from sail_jax.basis.spaces import Spec, Use
 from sail_jax.checks import as_array, concrete, nearest
-from sail_jax.merging.arithmetic import unit_of
+from sail_jax.merging.arithmetic import in_64_bits, unit_of
 from sail_jax.trees import leaf_paths
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -35,6 +36,7 @@ PIECE = 1 << 20  # entries of a large tensor that are read at once
 SMALL = 1 << 16  # entries of a leaf that NumPy sums before XLA has compiled a program for it
 ONE_THREAD = 1 << 18  # multiplications of a matrix product that OpenBLAS leaves to one thread
 Scalar: TypeAlias = np.generic | Float[Array, ""]
+ASIDE = 1 << 8  # units of a space that is solved in another thread
 Unit: TypeAlias = float | Float[Array, ""]
 Snapshot: TypeAlias = tuple[dict[str, SpaceMap], dict[str, list[Values]]]
 
@@ -76,6 +78,8 @@ class Problem:
       maps: The current map of each space.
       best: The spaces whose map is optimal while no other space moves.
       recurrent: The spaces that occur twice in a leaf with a weight.
+      taken: The number of steps that reduced the distance.
+      pending: What remains to be done for each space that another thread is solving.
     """
 
     def __init__(
@@ -85,6 +89,9 @@ class Problem:
         self.flat: dict[str, list[Factor | None]] = {
             path: [f for axis in axes for f in axis or (None,)] for path, axes in spec.leaves
         }
+        self.taken = 0
+        self.pending: dict[str, Callable[[], None]] = {}
+        self._pool = ThreadPoolExecutor(2, "align")
         self.touches: dict[str, list[Touch]] = {}
         for name in chosen:
             block = within.get(name)
@@ -213,13 +220,13 @@ class Problem:
         for cut in parts:
             yield self.reference(path, cut), self.moved(path, cut)
 
-    def _unsettle(self, name: str) -> None:
-        """Marks the maps of all spaces that share a tensor with this space as no longer optimal."""
+    def _near(self, name: str, others: Iterable[str]) -> set[str]:
+        """Returns the spaces among others that share a tensor with this space."""
         paths = {touch.path for touch in self.touches[name]}
-        self.best -= {
+        return {
             other
-            for other, touches in self.touches.items()
-            if other != name and not paths.isdisjoint(touch.path for touch in touches)
+            for other in others
+            if not paths.isdisjoint(touch.path for touch in self.touches[other])
         }
 
     def identities(self) -> dict[str, SpaceMap]:
@@ -284,7 +291,8 @@ class Problem:
             if path in self.kept:
                 sides = self.kept[path]
                 sides[1] = along_block(m, sides[1], axis, block, role)
-        self._unsettle(name)
+        # Maps of spaces that share a tensor with this one are no longer optimal.
+        self.best -= self._near(name, self.best - {name})
         together = jax.vmap(compose) if name in self.within else compose
         self.maps[name] = together(m, self.maps[name])
         # Maps of spaces inside this one are numbered by its units, which have moved.
@@ -349,6 +357,43 @@ class Problem:
         """Checks whether only the identity is possible: a single unit that is permuted."""
         return self.spec.space(name).size == 1 and self.chosen[name] == Family.PERMUTATION
 
+    def _solve(
+        self,
+        name: str,
+        settled: set[str] | None,
+        use: Callable[[str, Cost, SpaceMap], None],
+    ) -> None:
+        """Finds the best map of a space, and calls `use` with its name, its terms and the map.
+
+        Another thread solves a large space, because SciPy and LAPACK release the interpreter lock.
+        Meanwhile this thread sums the terms of a space that shares no tensor with it. `use` is
+        called in this thread by `finish`, in the order of the spaces, so the results do not depend
+        on the threads.
+        """
+        # Costs are as large as the largest tensors: while one is summed, a single other one exists.
+        while len(self.pending) > 1:
+            self.pending.pop(next(iter(self.pending)))()
+        cost = self.cost(name, settled)
+        solve = partial(solver(self.chosen[name]), cost, self.assign, name in self.within)
+        # A step of any space lets recurrent spaces move again, so each step waits for the last.
+        if self.recurrent or self.spec.space(name).size < ASIDE:
+            use(name, cost, solve())
+            return
+        wide = jnp.result_type(float) == jnp.float64
+
+        def in_same_width() -> SpaceMap:
+            with in_64_bits(wide):
+                return solve()
+
+        found = self._pool.submit(in_same_width)
+        self.pending[name] = lambda: use(name, cost, found.result())
+
+    def finish(self, name: str | None = None) -> None:
+        """Waits for the pending spaces that share a tensor with this space, or for all of them."""
+        for other in [*self.pending]:
+            if name is None or self._near(name, [other]):
+                self.pending.pop(other)()
+
     def visit(self, tell: Callable[[int, str], None]) -> None:
         """Matches every space once, always the one with the largest settled share of its tensors.
 
@@ -378,19 +423,26 @@ class Problem:
                 self.maps[name] = replace(self.maps[name], family=Family.PERMUTATION)
                 settled.add(name)
                 continue
-            cost = self.cost(name, settled)
-            self.take(name, solver(self.chosen[name])(cost, self.assign, name in self.within))
+            self.finish(name)
+            self._solve(name, settled, partial(self._visited, {*settled, name}))
             settled.add(name)
-            loose = any(self._loose(touch, name, settled) for touch in self.touches[name])
-            if not loose and name not in self.recurrent:
-                self.best.add(name)
+        self.finish()
 
-    def step(self, name: str) -> bool:
-        """Computes the best map of a space, and applies it if it reduces the distance."""
-        if name in self.best or self._single(name):
-            return False
-        cost = self.cost(name)
-        m = solver(self.chosen[name])(cost, self.assign, name in self.within)
+    def _visited(self, settled: set[str], name: str, _: Cost, m: SpaceMap) -> None:
+        """Applies the map of a visited space, which may be optimal already."""
+        self.take(name, m)
+        loose = any(self._loose(touch, name, settled) for touch in self.touches[name])
+        if not loose and name not in self.recurrent:
+            self.best.add(name)
+
+    def step(self, name: str) -> None:
+        """Computes the best map of a space, and applies it (`finish`) if that pays."""
+        self.finish(name)
+        if name not in self.best and not self._single(name):
+            self._solve(name, None, self._take_if_nearer)
+
+    def _take_if_nearer(self, name: str, cost: Cost, m: SpaceMap) -> None:
+        """Applies the map of a space if it reduces the distance."""
         if Family.ISOMETRIC in self.chosen[name] and name not in self.recurrent:
             # |a - m b|^2 = |a|^2 + |b|^2 - 2 <a, m b>
             gained = 2 * _gained(m, cost)
@@ -409,11 +461,11 @@ class Problem:
         scale = sum(self.weight[t.path] * self.norms[t.path] for t in self.touches[name])
         self.best.add(name)
         if not gained > 8 * EPS * scale:  # a NaN does not count as a gain
-            return False
+            return
+        self.taken += 1
         self.take(name, m)
         # The other axis of a recurrent leaf has moved.
         self.best -= self.recurrent
-        return True
 
 
 def recurrent(spec: Spec) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What makes matching cheap leaves its outcome as it is: norms, pieces, spaces without a choice,
 NumPy in place of compiled programs."""
 
+import threading
 from dataclasses import replace
 
 import jax
@@ -263,3 +264,37 @@ def test_nearness_adds_up_pieces(monkeypatch):
         for k in ("in", "out")
     ]
     assert row.after == pytest.approx(np.mean(cosines), rel=1e-5)
+
+
+def test_spaces_that_share_no_tensor_are_solved_at_once(monkeypatch):
+    rng = np.random.default_rng(0)
+    shapes = {"g_in": (4, 5), "g_out": (5, 4), "h_in": (4, 6), "h_out": (6, 4)}
+    a = {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
+    orders = {"g": rng.permutation(5), "h": rng.permutation(6)}
+    b = {k: x[:, orders[k[0]]] if k.endswith("in") else x[orders[k[0]]] for k, x in a.items()}
+    axes = {"g_in": "x* g", "g_out": "g* y", "h_in": "x* h", "h_out": "h* y"}
+    s = spec(a, axes, spaces={"{x,y}": "outer", "{g,h}": "relu"})
+    monkeypatch.setattr(problem, "ASIDE", 1)
+    both = threading.Barrier(2, timeout=20)
+
+    def assign(benefit):
+        both.wait()
+        return align.hungarian(benefit)
+
+    found = align.match_weights(a, b, s, assignment=assign).maps
+    for name, order in orders.items():
+        assert found[name].index.tolist() == np.argsort(order).tolist()
+
+
+@pytest.mark.parametrize("family", [None, *slow({"h{i}": Family.POSITIVE_MONOMIAL})])
+def test_other_threads_do_not_change_the_maps(monkeypatch, family):
+    a, b, s = tower(3)
+    noise = np.random.default_rng(1)
+    b = {k: x + noise.normal(size=x.shape).astype("f4") for k, x in b.items()}
+    here = align.match_weights(a, b, s, family=family)
+    monkeypatch.setattr(problem, "ASIDE", 1)
+    aside = align.match_weights(a, b, s, family=family)
+    assert len(here.distance) > 1, "a sweep has changed a map"
+    assert aside.distance == here.distance
+    for name, m in here.maps.items():
+        assert aside.maps[name].index.tolist() == m.index.tolist()
