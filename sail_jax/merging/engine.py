@@ -127,7 +127,8 @@ class Engine:
         """
         buffers = self.buffers()
         owner = id(unit) if id(unit) in self._kept else None
-        fits = unit.passes > 1 and unit.held <= self._hold
+        # Some steps visit a single piece several times, too (`Unit.is_counted`).
+        fits = (unit.passes > 1 or len(unit.runs) == 1) and unit.held <= self._hold
         kept = self._kept.get(id(unit), {} if fits else None)
         faint = self.faint if self._looks else None
         with in_64_bits(self._wide), naming(unit.name):

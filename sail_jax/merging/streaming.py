@@ -51,6 +51,7 @@ from sail_jax.merging.leafwise import (
     through,
 )
 from sail_jax.merging.pulse import Pulse
+from sail_jax.merging.ranking import Order
 from sail_jax.merging.row_ranks import host_ranks
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, kernel, resolve
 from sail_jax.merging.task_vectors import Proposal, written
@@ -374,11 +375,27 @@ class Unit:
         elif not step.statistics:
             self.known.append(step.kernel)
             self.own.append([])
-        elif len(self.runs) == 1:
+        elif len(self.runs) == 1 and not self.is_counted(step):
             self.known.append(alone(step))
             self.own.append([(self._stacked([step.prepare(work.size) for work in self.works]),)])
         else:
             Tree([self], lambda function: function(0, self, reader), 16).resolve(step)
+
+    def is_counted(self, step: Step) -> bool:
+        """Checks whether the thresholds of a single piece are found as those of several pieces.
+
+        The result is the same. The program that searches a piece and merges it takes longest to
+        compile and to load, and larger tensors need the other programs in any case.
+
+        Args:
+          step: A step with statistics.
+
+        Returns:
+          True if the piece is not padded, and all statistics of the step are ranks.
+        """
+        (run,) = self.runs
+        whole = run.shape in ((SOME,), (ENTRIES,)) and run.shape == (run.count,)
+        return whole and all(isinstance(statistic, Order) for statistic in step.statistics)
 
     def outcome(
         self, reader: Reader, measure: bool = False
@@ -567,10 +584,10 @@ class Tree:
             for k, run in enumerate(unit.runs)
             if run.count == math.prod(run.shape) >= SOME and unit.batch == 1
         ]
-        if len(full) < 2:
+        if len(full) < min(2, sum([len(unit.runs) for unit in self.units])):
             return []
         # The first and the last piece, and others at equal distances.
-        steps = min(SAMPLED, len(full)) - 1
+        steps = max(1, min(SAMPLED, len(full)) - 1)
         return sorted({full[i * (len(full) - 1) // steps] for i in range(steps + 1)})
 
     def drawn(

@@ -1,12 +1,16 @@
 """Thresholds guessed from a sample against sorted keys."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from sail_jax.merging import counting
+from sail_jax import methods
+from sail_jax.merging import counting, streaming
+from sail_jax.merging.engine import InMemory
 from sail_jax.merging.guessing import GUESSES, guess
 from sail_jax.merging.steps import Piece, fingerprint, kernel
+from sail_jax.merging.work import FEW, SOME, Work
 
 SIZE, PIECES, TASKS = 1 << 10, 4, 2
 
@@ -83,3 +87,34 @@ def test_what_repeats_no_key_is_not_guessed():
     found, counts = _found(keys, np.zeros((TASKS, 64)), [[100, 900]])
     assert found is None
     assert counts <= GUESSES
+
+
+@pytest.mark.parametrize(
+    ("size", "sampled"), [(SOME, [0]), (SOME - 1, []), (SOME + FEW + 1, []), (2 * SOME, [0, 1])]
+)
+def test_a_single_piece_is_sampled_and_counted_if_it_is_whole(size, sampled):
+    x = InMemory.of("a", "base", np.zeros(size, np.float32))
+    work = Work("a", x.shape, x.dtype, (x,), x, np.ones(1), methods.ties())
+    (unit,) = streaming.units([work], crowded=False)
+    assert streaming.Tree([unit], lambda _: None, 16).sampled() == [(0, k) for k in sampled]
+    if len(unit.runs) == 1:
+        assert unit.is_counted(unit.steps[0]) == bool(sampled)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_tensor_of_one_whole_piece_runs_the_programs_of_several(dtype):
+    rng = np.random.default_rng(2)
+    base = {"one": rng.normal(size=SOME) / 50, "two": rng.normal(size=2 * SOME) / 50}
+    noise = [{k: rng.normal(size=x.shape) / 1000 for k, x in base.items()} for _ in range(2)]
+    models = [{k: (x + tuned[k]).astype(dtype) for k, x in base.items()} for tuned in noise]
+    start = {k: x.astype(dtype) for k, x in base.items()}
+    method = methods.ties(scope="tensor")
+    several = [{"two": tree["two"]} for tree in (start, *models)]
+    method(several[1:], several[0])
+    before = streaming.parts._cache_size(), streaming._outcomes._cache_size()
+    merged = method(models, start)
+    assert (streaming.parts._cache_size(), streaming._outcomes._cache_size()) == before
+    both = jax.jit(method)(models, start)
+    for name, leaf in both.items():
+        np.testing.assert_array_equal(merged[name], leaf)
