@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sail_jax import disk
 from sail_jax.checks import nearest
+from sail_jax.cli.progress import say
 from sail_jax.disk import StoreError
 
 
@@ -312,6 +314,34 @@ def answers(module: str, words: Sequence[str], env: Mapping[str, str]) -> list[A
         said = child.stderr.strip().splitlines() or ["silent"]
         raise RuntimeError(f"{', '.join(words[:2])}: exit {child.returncode}: {said[-1]}")
     return [json.loads(line) for line in child.stdout.splitlines()]
+
+
+def carry_out(
+    commands: Mapping[str, str], out: Path, program: Sequence[str] = ("-m", "sail_jax.cli")
+) -> dict[str, dict[str, float]]:
+    """Runs commands of sail-jax one after the other, each in a separate process.
+
+    Args:
+      commands: The words after "sail-jax", by name.
+      out: The folder for the record NAME.json of a benchmark, or the results NAME of a study.
+      program: The arguments of the interpreter before these words.
+
+    Returns:
+      The wall time in "seconds" and the exit "code" of each command.
+    """
+    with disk.explained("write to", out):
+        out.mkdir(parents=True, exist_ok=True)
+    took: dict[str, dict[str, float]] = {}
+    for name, words in commands.items():
+        say(f"{words} ...")
+        start = time.perf_counter()
+        # Records hold their arguments. A relative path keeps this machine's folders out of them.
+        record = ["--json", os.path.relpath(out / f"{name}.json")]
+        result = record if words.startswith("bench") else ["--out", str(out / name)]
+        done = subprocess.run([sys.executable, *program, *words.split(), *result], check=False)
+        took[name] = {"seconds": time.perf_counter() - start, "code": done.returncode}
+        print(f"{words}: {took[name]['seconds']:.0f} s\n", flush=True)
+    return took
 
 
 def on_devices(count: int) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Compares merges of arrays in device memory with copying the same number of bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ MERGES: dict[str, Callable[[], Merge]] = {
     "ties_tree": partial(methods.ties, scope="tree"),
     "dare_ties": lambda: methods.dare_ties(key=jax.random.key(1)),
     "della": lambda: methods.della(key=jax.random.key(1)),
+    "breadcrumbs": methods.breadcrumbs,
+    "model_stock": methods.model_stock,
 }
 """The measured methods, by name."""
 
@@ -47,7 +49,7 @@ def _inverted(tree: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return {name: ~lax.bitcast_convert_type(x, jnp.uint16) for name, x in tree.items()}
 
 
-def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
+def run(size: str, llama: Llama, repeats: int, names: Sequence[str]) -> dict[str, Any]:
     """Measures methods on a model of one size, and prints a table.
 
     Bandwidth assumes that a method reads each input once and writes its output once. A copy of the
@@ -57,6 +59,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
       size: The name of the size, for the table.
       llama: The sizes of the model.
       repeats: The number of timed calls of each method.
+      names: The methods to measure, of `MERGES`.
 
     Returns:
       A record: the copy bandwidth, and for each method its seconds, its bandwidth, and the ratio of
@@ -64,7 +67,7 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
     """
     base, *models = _models(llama)
     held = sum(leaf.nbytes for leaf in base.values())
-    merges = [partial(jax.jit(make()), models, base) for make in MERGES.values()]
+    merges = [partial(jax.jit(MERGES[name]()), models, base) for name in names]
     copying, *each = in_turns([partial(_inverted, base), *merges], repeats)
     copy = 2 * held / copying.median  # bytes/s
     print(
@@ -72,10 +75,11 @@ def run(size: str, llama: Llama, repeats: int) -> dict[str, Any]:
         f"{device()}; copying {copy / 1e9:.1f} GB/s"
     )
     rows, measured = [("method", "seconds", "compiling", "GB/s", "of copying")], {}
-    for name, took in zip(MERGES, each, strict=True):
+    for name, took in zip(names, each, strict=True):
         rate = held * (len(models) + 2) / took.median
         speed = f"{rate / 1e9:.1f}", f"{rate / copy:.0%}"
         rows.append((name, spread(took.later), f"{took.first:.1f}", *speed))
         measured[name] = {**took.record(), "bytes_per_second": rate, "of_copy": rate / copy}
     print_table(rows)
-    return {"size": size, "copy_bytes_per_second": copy, "methods": measured}
+    sizes = {"size": size, "parameters": llama.parameters}
+    return {**sizes, "copy_bytes_per_second": copy, "methods": measured}

@@ -8,18 +8,12 @@ of disk space, and runs every method under every memory limit.
 """
 
 import argparse
-import os
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.bench._measuring import some_of
-from sail_jax import disk
+from experiments.bench._measuring import carry_out, some_of
 from sail_jax.cli.options import Parser
-from sail_jax.cli.progress import say
 
 _MERGE = (
     "merge --size 0.5b --methods linear,slerp,model_stock,dare_ties,ties,della "
@@ -52,18 +46,6 @@ def options(parser: Parser) -> None:
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Runs the benchmarks, and returns the seconds and exit code of each."""
-    with disk.explained("write to", args.out):
-        args.out.mkdir(parents=True, exist_ok=True)
-    took: dict[str, dict[str, float]] = {}
-    for name, words in PRESETS[args.preset].items():
-        if name not in args.only:
-            continue
-        say(f"bench {words} ...")
-        start = time.perf_counter()
-        command = [sys.executable, "-m", "sail_jax.cli", "bench", *words.split()]
-        # Records hold their arguments. A relative path keeps this machine's folders out of them.
-        path = os.path.relpath(args.out / f"{name}.json")
-        done = subprocess.run([*command, "--json", path], check=False)
-        took[name] = {"seconds": time.perf_counter() - start, "code": done.returncode}
-        print(f"bench {words}: {took[name]['seconds']:.0f} s\n", flush=True)
+    words = {name: f"bench {words}" for name, words in PRESETS[args.preset].items()}
+    took = carry_out({name: words[name] for name in words if name in args.only}, args.out)
     return {"good": not any(run["code"] for run in took.values()), "took": took}

@@ -87,7 +87,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     if args.device:
         from experiments.bench import _merge_device
 
-        rows = [_merge_device.run(size, _merge_speed.SIZES[size], args.repeat) for size in sizes]
+        names = [x for x in _merge_device.MERGES if x in (args.methods or _merge_device.MERGES)]
+        llamas = ((size, _merge_speed.SIZES[size]) for size in sizes)
+        rows = [_merge_device.run(*llama, args.repeat, names) for llama in llamas]
         return {"device_memory": rows}
     if args.caps:
         from experiments.bench import _merge_caps
