@@ -21,6 +21,8 @@ class Job(NamedTuple):
       beside: The job that gives the peer's time, if the peer does not have the method.
       limit: The largest acceptable ratio of the job's time to reading the inputs and writing the
         output, flushed to disk; infinity without a target.
+      floor: The largest acceptable ratio of the job's CPU time to that of reading and writing (not
+        flushed) and of importing JAX; infinity without a target.
       peer: The smallest acceptable ratio of the peer's time to the job's; 0 without a target.
       peak: The upper limit on resident memory, in GB; infinity without a target.
     """
@@ -34,6 +36,7 @@ class Job(NamedTuple):
     alone: bool = False
     beside: str = ""  # the job that gives the peer's time instead of this one
     limit: float = np.inf
+    floor: float = np.inf
     peer: float = 0.0
     peak: float = np.inf
 
@@ -64,7 +67,9 @@ class Job(NamedTuple):
 _weight = {"weight": 0.4}
 _LEAF = 0.5  # GB, for methods that process one entry at a time
 JOBS: dict[str, Job] = {
-    "linear": Job("linear", {}, {"weight": 0.25}, base="models", limit=2, peer=6, peak=_LEAF),
+    "linear": Job(
+        "linear", {}, {"weight": 0.25}, base="models", limit=2, floor=1.6, peer=6, peak=_LEAF
+    ),
     "task_arithmetic": Job("task_arithmetic", {}, _weight, limit=2, peer=6, peak=_LEAF),
     "slerp": Job("slerp", {"t": 0.4}, files=2, base="both", peer=5),
     "model_stock": Job("model_stock", peer=5),

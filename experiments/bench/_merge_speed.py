@@ -4,7 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import inf
+from math import inf, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -146,6 +146,7 @@ def run(
         for sync in (False, True):
             name = f"limit {count}" + " synced" * sync
             track(name, copying(files[:count], out / "copy", sync=sync), turns.ours)
+    track("import", [sys.executable, "-c", "import jax"], turns.ours)
     for name, job in jobs.items():
         recipe = write_recipe(recipes / f"{size}-{name}.yaml", job.recipe(models, ours=True))
         command = [*ours, str(recipe), str(out / "merged")]
@@ -197,7 +198,7 @@ def run(
 
 
 _HEADER = (
-    *("method", "ours, s", "peak GB", "x limit", "x synced"),
+    *("method", "ours, s", "peak GB", "x limit", "x synced", "x floor"),
     *("peer, s", "peak GB", "peer / ours", "tuned / ours", "wanted"),
 )
 
@@ -209,6 +210,8 @@ def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[st
     peer = records.get(f"peer {job.beside or name}", none)
     tuned = records.get(f"tuned peer {job.beside or name}", none)
     limit, synced = (records[f"limit {job.files}{end}"] for end in ("", " synced"))
+    least = [record.get("cpu_seconds", nan) for record in (limit, records["import"])]
+    floor = ours.get("cpu_seconds", nan) / sum(least)
 
     def ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> float | None:
         return None if "failure" in a or "failure" in b else a["seconds"] / b["seconds"]
@@ -223,22 +226,27 @@ def _row(name: str, job: Job, records: Mapping[str, dict[str, Any]]) -> tuple[st
         _peak(ours),
         number(over),
         number(ratio(ours, synced)),
+        f"{floor:.2f}",
         _span(peer),
         _peak(peer),
         number(faster),
         number(ratio(tuned, ours)),
-        _verdict(job, ours, ratio(ours, synced), faster),
+        _verdict(job, ours, ratio(ours, synced), faster, floor),
     )
 
 
-def _verdict(job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None) -> str:
+def _verdict(
+    job: Job, ours: Mapping[str, Any], over: float | None, faster: float | None, floor: float
+) -> str:
     """Returns a job's targets, and whether they were met, as far as they were measured.
 
-    `over` is the ratio to the copy that is flushed to disk, like the output of sail-jax.
+    `over` is the ratio to the copy that is flushed to disk, like the output of sail-jax. `floor` is
+    the ratio of CPU times to the copy that is not flushed, and the import of JAX.
     """
     peak = None if "failure" in ours else ours["peak_bytes"] / 1e9
     checks: list[tuple[bool, str, float | None, Callable[[float], bool]]] = [
         (job.limit < inf, f"synced limit <= {job.limit:g}x", over, lambda x: x <= job.limit),
+        (job.floor < inf, f"floor <= {job.floor:g}x", floor, lambda x: x <= job.floor),
         (job.peer > 0, f"peer >= {job.peer:g}x", faster, lambda x: x >= job.peer),
         (job.peak < inf, f"peak < {job.peak:g} GB", peak, lambda x: x < job.peak),
     ]
