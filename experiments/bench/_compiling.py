@@ -18,9 +18,9 @@ def run(file: str, *words: str) -> int:
     """Runs a command, and returns its exit code."""
     seconds = [0.0]
 
-    def listen(event: str, took: float, **_: Any) -> None:
+    def listen(event: str, duration_secs: float, **kwargs: Any) -> None:
         if event == EVENT:
-            seconds.append(took)
+            seconds.append(duration_secs)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
