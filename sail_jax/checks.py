@@ -6,6 +6,7 @@ suggestions.
 
 import contextlib
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sized
 from numbers import Integral
 from os import PathLike
@@ -210,21 +211,28 @@ def described(value: object) -> str:
       value: Any value.
 
     Returns:
-      The value itself for None, text and numbers; otherwise its type.
+      The value for None; the value and its type for text, numbers and lists of them; the type and
+      the size for other values.
 
     >>> import numpy as np
-    >>> described(None), described(3), described({"w": np.zeros(9)}), described(np.zeros((2, 3)))
-    ('None', '3', 'dict of 1', 'ndarray of shape (2, 3)')
+    >>> described(None), described("3"), described(["3"]), described({"w": 1})
+    ('None', "'3' (str)", "['3'] (list)", 'dict of 1')
+    >>> described(np.zeros((2, 3)))
+    'ndarray of shape (2, 3), float64'
     """
-    if value is None or isinstance(value, str | int | float | complex):
-        return repr(value)[:80]
-    kind = type(value).__name__
+    kind, plain = type(value).__name__, (str, int, float, complex)
+    if value is None:
+        return "None"
+    items = value if isinstance(value, list | tuple) else (value,)
+    if all(isinstance(item, plain) for item in items):
+        return f"{shortened(repr(value), 80)} ({kind})"
     if (shape := getattr(value, "shape", None)) is not None:
-        return f"{kind} of shape {shape}"
+        return f"{kind} of shape {shape}, {getattr(value, 'dtype', '?')}"
     return f"{kind} of {len(value)}" if isinstance(value, Sized) else kind
 
 
 _COMPARED = 2000  # options that are compared; more, such as a checkpoint's tensors, take too long
+_LISTED = 200  # characters of a list; a longer message would be shortened within a name
 
 
 def nearest(word: str, options: Iterable[str]) -> str:
@@ -238,7 +246,8 @@ def nearest(word: str, options: Iterable[str]) -> str:
       options: The valid words.
 
     Returns:
-      A text in brackets for the end of a message, with up to 3 suggestions or up to 24 options.
+      A text in brackets for the end of a message, with up to 3 suggestions, or with the first
+      options: up to 24, and as many whole ones as a line holds.
 
     >>> nearest("tise", ["ties", "dare"]), nearest("dense", ["ties", "dare"])
     (" (nearest: 'ties')", ' (known: ties, dare)')
@@ -250,7 +259,9 @@ def nearest(word: str, options: Iterable[str]) -> str:
     near = [option for rank, option in sorted(ranks, key=lambda r: r[0]) if rank <= most + 1][:3]
     if near:
         return f" (nearest: {', '.join(map(repr, near))})"
-    listed = ", ".join(options[:24]) + ", ..." * (len(options) > 24)
+    lengths = itertools.accumulate(len(option) + 2 for option in options)
+    most = max(1, sum(length <= _LISTED for length in itertools.islice(lengths, 24)))
+    listed = ", ".join(options[:most]) + ", ..." * (len(options) > most)
     return f" (known: {listed})"
 
 
@@ -279,8 +290,8 @@ def _typos(word: str, option: str, most: int) -> int:
     Returns `most` + 1 if `option` begins with the word or has it as its last part, and `most` + 2
     if it has more typos (optimal string alignment, restricted to the diagonals within `most`).
     """
-    far = most + 2
-    if len(word.strip("-")) > 2 and (option.startswith(word) or _ends(option, word)):
+    far, bare = most + 2, word.strip("-")
+    if len(bare) > 2 and (option.startswith(word) or _ends(option, bare)):
         far = most + 1
     # Texts from files may be long, and the time is quadratic.
     if abs(len(word) - len(option)) > most or len(word) > 200:

@@ -756,10 +756,20 @@ def select(patterns: str = "*") -> list[Claim]:
     for pattern in patterns.split(","):
         matching = {c.id for c in claims if fnmatch.fnmatchcase(c.id, pattern.strip())}
         if not matching:
-            near = nearest(pattern, [c.id for c in claims])
-            raise ValueError(f"no claim matches {pattern!r}{near}")
+            raise ValueError(f"no claim matches {pattern!r}{_near(pattern.strip(), claims)}")
         selected |= matching
     return [c for c in claims if c.id in selected]
+
+
+def _near(pattern: str, claims: Iterable[Claim]) -> str:
+    """Suggests the names nearest to a glob that matches no claim, at its first part that fails."""
+    ids, parts = [c.id.split("/") for c in claims], pattern.split("/")
+    for k in range(1, 4):
+        known = dict.fromkeys("/".join(one[:k]) for one in ids)
+        ids = [one for one in ids if fnmatch.fnmatchcase(one[k - 1], "/".join(parts[k - 1 : k]))]
+        if not ids:
+            return nearest("/".join(parts[:k]), known)
+    return ""
 
 
 def named(name: str) -> Claim:

@@ -23,7 +23,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 from scipy.special import poch
 
-from sail_jax.checks import concrete
+from sail_jax.annotations import check_types, is_real
+from sail_jax.checks import concrete, described
 from sail_jax.deprecated import former
 
 __getattr__ = former(__name__, {"check_gamma": "check_load"}, until="0.4")
@@ -32,8 +33,21 @@ Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
 
+def typed(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Makes a function check the types of its arguments against its annotations.
+
+    Args:
+      function: Any function.
+
+    Returns:
+      The function with the same signature, which raises the errors of
+      `sail_jax.annotations.check_types`.
+    """
+    return _replaced(function, _called)
+
+
 def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Makes a function reject arguments for which its result is NaN.
+    """Makes a function check the types of its arguments, and reject those where its result is NaN.
 
     Each argument may be in range while a square or a product of them exceeds the largest float. 0
     times infinity is then NaN. Descent with a rate that is too large also ends in NaN. Results that
@@ -44,10 +58,13 @@ def defined(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
     Returns:
       The function with the same signature, which raises a ValueError in place of NaN and of
-      Python's errors of arithmetic.
+      Python's errors of arithmetic, and the errors of `sail_jax.annotations.check_types`.
     """
-    check = _checked
+    return _replaced(function, _checked)
 
+
+def _replaced(function: Callable, check: Callable) -> Callable:
+    """Makes a function with the signature of another that calls `check` with its arguments."""
     # A lambda, because import hooks that check types would give a function its own globals.
     refusing: Any = lambda *args, **kwargs: check(function, args, kwargs)  # noqa: E731
     # With the globals of the function's own module. doctest skips functions of another module.
@@ -60,10 +77,16 @@ class _UndefinedError(ValueError):
     """Raised if a result is not a number."""
 
 
+def _called(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Calls a function with arguments of the annotated types."""
+    check_types(function, args, kwargs)
+    return function(*args, **kwargs)
+
+
 def _checked(function: Callable, args: tuple, kwargs: dict) -> Any:
-    """Calls a function and rejects a result that is NaN."""
+    """Calls a function with arguments of the annotated types, and rejects a result that is NaN."""
     try:
-        result = function(*args, **kwargs)
+        result = _called(function, args, kwargs)
         if any(np.isnan(known).any() for known in _numbers(result)):
             raise _UndefinedError
     except (ArithmeticError, _UndefinedError) as error:
@@ -305,8 +328,11 @@ def check(
         ...".
 
     Raises:
+      TypeError: If `value` does not consist of numbers.
       ValueError: If a known value is not `ok`. The message shows the first such value.
     """
+    if not is_real(value):
+        raise TypeError(f"{name} must be {allowed}; got {described(value)}")
     values = concrete(value)
     if values is not None and not (good := np.asarray(ok(values))).all():
         bad = np.broadcast_to(values, good.shape)[~good]

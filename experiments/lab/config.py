@@ -30,7 +30,7 @@ from pydantic import AfterValidator, AllowInfNan, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 
 from sail_jax import deprecated
-from sail_jax.checks import nearest
+from sail_jax.checks import described, nearest
 
 UNTIL = "0.4"
 """The release in which former names of fields go."""
@@ -312,7 +312,9 @@ def _told(error: Mapping[str, Any], of: type) -> str:
     if error["type"] not in _MUST:
         return f"{name}: {error['msg']}"
     must = _MUST[error["type"]].format(**{k: _plain(v) for k, v in why.items()})
-    return f"{name} must {must}; got {error['input']}"
+    # The type matters if it is wrong: "60" is printed like 60.
+    got = described(error["input"]) if error["type"].endswith("_type") else error["input"]
+    return f"{name} must {must}; got {got}"
 
 
 def _plain(value: object) -> object:

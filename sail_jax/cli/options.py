@@ -83,8 +83,9 @@ class Parser(argparse.ArgumentParser):
         word = unknown[0]
         if not word.startswith("-"):
             raise UsageError(f"unexpected argument '{word}'")
-        hint = nearest(word.split("=")[0], self._option_string_actions)
-        raise UsageError(f"unknown option '{word}'{hint}")
+        known = self._option_string_actions.items()
+        shown = [option for option, action in known if action.help is not argparse.SUPPRESS]
+        raise UsageError(f"unknown option '{word}'{nearest(word.split('=')[0], shown)}")
 
 
 def flag(name: str, value: str) -> str:

@@ -7,7 +7,7 @@ here. The sources are the function's signature, its docstring, and the merge tha
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import UnionType
 from typing import (
@@ -84,15 +84,8 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
                 f" {name}(...)(models, base)"
             )
         for option in kwargs:
-            if option in ("models", "base", "weights"):
-                raise TypeError(
-                    f"{name}: {option} is an argument of the merge, not a hyperparameter:"
-                    f" {name}(...)(models, base, weights=...)"
-                )
             if option not in options:
-                raise TypeError(
-                    f"{name} has no hyperparameter {option!r}{nearest(option, options)}"
-                )
+                raise TypeError(_unknown(name, option, options))
         for option in options.values():
             if option.default is option.empty and option.name not in kwargs:
                 raise TypeError(f"{name}: missing hyperparameter {option.name!r}")
@@ -104,6 +97,26 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
 
     METHODS[name] = make
     return make
+
+
+_FACTORS = ("lam", "lambda", "lambda_", "coefficient", "scaling", "scaling_factor")
+"""Names of the factor on the merged task vector in other packages, where ours is `scale`."""
+
+
+def _unknown(name: str, option: str, options: Collection[str]) -> str:
+    """Explains an unknown hyperparameter, which may belong to the merge or to other methods."""
+    call = f"{name}(...)(models, base, weights=...)"
+    scale = "scale is the factor on the merged task vector" if "scale" in options else ""
+    if option in ("models", "base", "weights", "weight"):
+        why = f"{name}: {option} is an argument of the merge, not a hyperparameter: {call}"
+        return f"{why}; {scale}" if scale and option.startswith("weight") else why
+    unknown = f"{name} has no hyperparameter {option!r}"
+    if option in _FACTORS:
+        weights = f"the models' weights are given to the merge, {call}"
+        return f"{unknown}: {scale}, and {weights}" if scale else f"{unknown}: {weights}"
+    others = [other for other in METHODS if option in options_of(other)][:3]
+    known = f", a hyperparameter of {', '.join(others)}" if others else ""
+    return f"{unknown}{known}{nearest(option, options)}"
 
 
 def choose(compat: Compat) -> Callable[[T | None, T, T], T]:

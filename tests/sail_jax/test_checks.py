@@ -33,6 +33,7 @@ def test_arrays_are_what_jax_makes_of_them():
         ("hiden.1", ["head", "hidden.0", "hidden.1"], ["hidden.1", "hidden.0"]),
         ("cifar", ["digits", "cifar-10", "cifar-100"], ["cifar-10", "cifar-100"]),
         ("head", ["ahead", "lm_head"], ["ahead", "lm_head"]),
+        ("--steps", ["--see", "--data.steps", "--max-steps"], ["--data.steps", "--max-steps"]),
         # `difflib` considers each of these close.
         ("dense", ["ties", "dare"], []),
         ("sharpness", ["sparseness", "happiness"], []),
@@ -45,3 +46,15 @@ def test_arrays_are_what_jax_makes_of_them():
 def test_only_a_typo_away_is_near(word, options, suggested):
     listed = f"nearest: {', '.join(map(repr, suggested))}"
     assert nearest(word, options) == f" ({listed if suggested else 'known: ' + ', '.join(options)})"
+
+
+@pytest.mark.parametrize(
+    ("options", "listed"),
+    [
+        ([f"{k:02}" for k in range(30)], 24),
+        (["x" * 38] * 9, 5),
+        (["x" * 300] * 2, 1),
+    ],
+)
+def test_a_list_of_options_ends_after_a_whole_one(options, listed):
+    assert nearest("else", options) == f" (known: {', '.join(options[:listed])}, ...)"

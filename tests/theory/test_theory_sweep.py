@@ -9,9 +9,11 @@ import importlib
 import inspect
 import itertools
 import pkgutil
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,7 @@ from scipy.integrate import solve_ivp
 from scipy.optimize import brentq, minimize_scalar
 
 import theory
+from sail_jax import annotations
 from theory import (
     deep_linear,
     initialisation,
@@ -2418,7 +2421,7 @@ def public() -> set[str]:
     # Random functions have no law of their own.
     return (
         names
-        - {f"problems.{of}" for of in ("Given", "Result", "defined")}
+        - {f"problems.{of}" for of in ("Given", "Result", "defined", "typed")}
         - {"deep_linear.drawing.phase_diagram"}
     )
 
@@ -2433,14 +2436,72 @@ def test_every_public_function_refuses_what_is_not_a_number():
     undefined = {"problems.in_float64", "problems.unchecked_in_float64"}
     undefined |= {"student_teacher.transfer.crossing"}
     undefined |= {"merging.scaling.scaling"}  # NaN where a bound claims nothing
-    defined = problems.defined(float).__code__
     for of in public() - undefined:
         module, name = of.rsplit(".", 1)
         function = getattr(importlib.import_module(f"theory.{module}"), name)
         layers = [function]  # former calls may be translated first
         while hasattr(layers[-1], "__wrapped__"):
             layers.append(layers[-1].__wrapped__)
-        assert any(getattr(layer, "__code__", None) is defined for layer in layers), of
+        held = [cell.cell_contents for layer in layers for cell in closure(layer)]
+        assert any(x is problems._checked for x in held), of
+
+
+def closure(function):
+    return getattr(function, "__closure__", None) or ()
+
+
+class Wrong:
+    """Neither a number, nor a function, nor of a class of the annotations."""
+
+
+@cache
+def stand_in(annotation):
+    """Something that an annotation accepts, for calls that are refused before they compute."""
+    accepted = annotations.read(annotation)
+    if accepted is None or type(None) in accepted.classes:
+        return None
+    if accepted.words:
+        return accepted.words[0]
+    if accepted.numbers or accepted.functions:
+        return jnp.ones(()) if accepted.numbers else abs
+    return Mock(spec=accepted.classes[0])
+
+
+def typed_arguments():
+    """Each function of `public`, its arguments but one, and the name and annotation of that one."""
+    decorators = {"problems.in_float64", "problems.unchecked_in_float64"}
+    for of in sorted(public() - decorators | {"deep_linear.drawing.phase_diagram"}):
+        module, name = of.rsplit(".", 1)
+        function = getattr(importlib.import_module(f"theory.{module}"), name)
+        parameters = inspect.signature(function).parameters.values()
+        given = [(p, stand_in(p.annotation)) for p in parameters]
+        for wrong in parameters:
+
+            def call(value, function=function, given=given, wrong=wrong):
+                given = [(p, value if p is wrong else x) for p, x in given]
+                named = {p.name: x for p, x in given if p.kind is p.KEYWORD_ONLY}
+                return function(*(x for p, x in given if p.kind is not p.KEYWORD_ONLY), **named)
+
+            yield of, wrong, call
+
+
+def test_every_public_function_refuses_a_wrong_type_for_each_argument():
+    tried, untyped = 0, set()
+    for of, parameter, call in typed_arguments():
+        if (accepted := annotations.read(parameter.annotation)) is None:
+            untyped.add(str(parameter.annotation))
+            continue
+        for wrong in (Wrong(), "5")[: 1 + (str not in accepted.classes)]:
+            with pytest.raises((TypeError, ValueError)) as found:
+                call(wrong)
+            message = str(found.value)
+            assert re.match(rf"{parameter.name}(:| must be) ", message), (of, message)
+            assert re.search(r"got (Wrong|<.*Wrong.*>|'5'|'5' \(str\))$", message), (of, message)
+            assert "\n" not in message, (of, message)
+            tried += 1
+    assert tried > 1000
+    trees = {"typing.Any", "<class 'jaxtyping.PyTree'>"}
+    assert untyped == trees | {"Axes | None", "optax.GradientTransformation"}
 
 
 def _where(of: Callable) -> str:

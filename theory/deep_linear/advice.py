@@ -23,14 +23,12 @@ import math
 from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from sail_jax import linalg
-from sail_jax.checks import one_of
 from sail_jax.deprecated import renamed
 from sail_jax.views import view
 from theory import problems
@@ -129,7 +127,6 @@ def transfer_risks(
     scaled L2-SP: 0.19
     free direction: 0.19
     """
-    one_of("against", against, Against)
     scratch = risks.scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
     gain = risks.transferability(
         "fine_tuning", n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size
@@ -187,7 +184,6 @@ def advise(
     >>> advise(n=98, d=100, theta=1.5, sigma=0.2, against="unregularised").method
     'ridge transfer'
     """
-    _check_numbers(n=n, d=d, theta=theta, sigma=sigma, depth=depth, size=size)
     return _isotropic(n, d, theta, sigma, depth, size, against)
 
 
@@ -275,8 +271,6 @@ def advise_tasks(
     >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), n=50, sigma=0.1).method
     'L2-SP'
     """
-    one_of("against", against, Against)
-    _check_numbers(beta_s=beta_s, beta_t=beta_t, n=n, sigma=sigma, inputs=inputs, depth=depth)
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
         ratio = jnp.linalg.norm(jnp.asarray(beta_s, dtype=float)) / size
@@ -361,8 +355,6 @@ def advise_features(
       ValueError: If shapes do not conform, a value is not finite, the columns are linearly
         dependent, or a number is out of range.
     """
-    one_of("against", against, Against)
-    _check_numbers(features=features, target=target, n=n, sigma=sigma)
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or 0 in U.shape:
         raise ValueError(f"features must have shape [d, k]; got {U.shape}")
@@ -486,8 +478,6 @@ def advise_sample(
       ValueError: If shapes do not conform, a value is not finite, `blocks` is out of range, or the
         sample shows no linear dependence of y on x.
     """
-    one_of("against", against, Against)
-    _check_numbers(x=x, y=y, beta_s=beta_s, depth=depth, blocks=blocks)
     x, y, beta_s = (jnp.asarray(v, dtype=float) for v in (x, y, beta_s))
     check_data(x, y, beta_s)
     n, d = x.shape
@@ -644,14 +634,3 @@ def _advice(
 
     undecided = tuple(name for name in plain if how and name != first and near(name))
     return Advice(first, plain[first], second, margin, plain, how, undecided, settings or {})
-
-
-def _check_numbers(**given: object) -> None:
-    """Raises an error with the type of an argument that is not a number."""
-    for name, value in given.items():
-        if value is None or isinstance(value, jax.Array):
-            continue
-        kind = np.asarray(value).dtype.kind
-        if kind not in "biuf":
-            what = {"U": "a text", "S": "bytes", "c": "complex"}.get(kind, type(value).__name__)
-            raise TypeError(f"{name} must be a real number; got {value!r} ({what})")

@@ -11,6 +11,7 @@ from jaxtyping import Array, ArrayLike, Float
 from sail_jax.deprecated import renamed
 from theory.deep_linear import covariance as equivalents
 from theory.deep_linear.risks import FORMER_MODES, Mode, transferability, transferability_limit
+from theory.problems import typed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @renamed("sigma", until="0.4", gammas="loads", mode=FORMER_MODES)
+@typed
 def phase_diagram(
     mode: Mode = "linear",
     *,

@@ -347,8 +347,6 @@ def transferability(
             )
             problems.check("n", n, lambda _: ~undefined, difference)
         return scratch - linear
-    if mode != "fine_tuning":
-        raise ValueError(f"mode must be 'linear' or 'fine_tuning'; got {mode!r}")
     problems.check("n", n, lambda n: (n >= 0) & (n < np.inf), "a finite number of samples >= 0")
     _check_dimension(d)
     _check_tasks(theta, sigma, depth)
@@ -403,8 +401,6 @@ def transferability_limit(
     if mode == "fine_tuning":
         load = jnp.asarray(load, dtype=float)
         return _fine_tuning_gain(load, 1 - load, theta, sigma, depth, size)
-    if mode != "linear":
-        raise ValueError(f"mode must be 'linear' or 'fine_tuning'; got {mode!r}")
     scratch = scratch_limit(load=load, sigma=sigma, allow_infinite=allow_infinite)
     return scratch - linear_transfer_limit(theta=theta, ridge=ridge)
 

@@ -11,7 +11,7 @@ An end point is characterised by two numbers, the remaining fraction of x_0 and 
 noise since then. For any decay in [0, 1] and eta h < 1, the average never has the smaller fraction.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ from sail_jax.trajectory import decay_of
 from theory.problems import check, check_sum, defined, in_float64, log1p
 
 Numbers = Any  # a number, or an array of them
+Weights = Sequence[float] | ArrayLike  # one number per checkpoint, of sum 1
 
 # Below this time a series replaces differences of nearly equal numbers.
 SHORT, TERMS = 1.0, 20
@@ -130,7 +131,7 @@ def _decay(weights: Float[Array, " n"]) -> Float[Array, " k"]:
     return jnp.cumsum(weights[::-1])[::-1][1:]
 
 
-def _checked(weights: Numbers) -> Numbers:
+def _checked(weights: Weights) -> Numbers:
     """Checks weights in their own precision, because the caller's precision would round them."""
     if np.ndim(weights) != 1 or not np.size(weights):
         raise ValueError(
@@ -224,7 +225,7 @@ def _moments(problem: NoisyQuadratic, shares: _Shares) -> Moments:
 
 
 @defined
-def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+def averaged(problem: NoisyQuadratic, weights: Weights) -> Moments:
     """Computes the moments of the average of checkpoints, in closed form.
 
     bias = mu_0 sum_j c_j rho^j and variance = v sum_ij c_i c_j rho^|i-j| + (v_0 - v) (sum_j c_j
@@ -251,13 +252,13 @@ def averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
 
 @in_float64
 @jax.jit
-def _averaged(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+def _averaged(problem: NoisyQuadratic, weights: Weights) -> Moments:
     c = jnp.asarray(weights, float)
     return _moments(problem, _left_by_average(problem, c))
 
 
 @defined
-def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+def decayed(problem: NoisyQuadratic, weights: Weights) -> Moments:
     """Computes the moments of SGD at the decayed rates that correspond to an average.
 
     Interval i, between checkpoints i - 1 and i, is run at the rate eta d_i, d_i = sum_{j>=i} c_j.
@@ -282,13 +283,13 @@ def decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
 
 @in_float64
 @jax.jit
-def _decayed(problem: NoisyQuadratic, weights: Numbers) -> Moments:
+def _decayed(problem: NoisyQuadratic, weights: Weights) -> Moments:
     c = jnp.asarray(weights, float)
     return _moments(problem, _left_by_decay(problem, _decay(c)))
 
 
 @defined
-def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
+def break_even(problem: NoisyQuadratic, weights: Weights) -> Float[Array, "*b"]:
     """Computes the distance of the first checkpoint below which the average is better than the
     decay.
 
@@ -314,7 +315,7 @@ def break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
 
 @in_float64
 @jax.jit
-def _break_even(problem: NoisyQuadratic, weights: Numbers) -> Float[Array, "*b"]:
+def _break_even(problem: NoisyQuadratic, weights: Weights) -> Float[Array, "*b"]:
     c = jnp.asarray(weights, float)
     d = _decay(c)
     more, less = _differences(problem, c, d)
@@ -493,7 +494,7 @@ class Draws(NamedTuple):
 
 
 @defined
-def simulate_average(key: Array, problem: NoisyQuadratic, weights: Numbers, runs: int) -> Draws:
+def simulate_average(key: Array, problem: NoisyQuadratic, weights: Weights, runs: int) -> Draws:
     """Runs SGD step by step, with constant and with decayed rates, and averages checkpoints.
 
     Args:

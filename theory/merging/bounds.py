@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from sail_jax.checks import one_of
 from theory.merging.tasks import Training, Weights
 from theory.problems import check, defined, log1p
 
@@ -110,7 +109,6 @@ def excess_risk_bound(
     >>> bool(bound.least <= bound.excess)
     True
     """
-    one_of("form", form, Form)
     check("gamma", gamma, lambda x: (x > 0) & (x < jnp.inf), "finite and > 0")
     L, C, variance, zeta2, _ = _checked(constants, training)
     w, N = training.weights, training.weights.size

@@ -28,7 +28,6 @@ from jaxtyping import Array
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import ndtr, owens_t
 
-from sail_jax.checks import one_of
 from theory.problems import check, check_squares, defined
 
 Method = Literal["average", "dare", "trim", "ties"]
@@ -221,7 +220,6 @@ def merge_moments(
     >>> [round(merge_moments(tasks, method, 0.2).least, 4) for method in METHODS]
     [0.0528, 0.27, 0.1381, 0.1507]
     """
-    one_of("method", method, Method)
     check("density", density, lambda p: (p > 0) & (p <= 1), "in (0, 1]")
     if not tasks.spread and not tasks.noise:
         return MergeMoments(0.0, 0.0, tasks.start)

@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 from scipy.optimize import minimize_scalar
 
 from sail_jax import methods
-from sail_jax.checks import one_of
 from sail_jax.merging.merge import Merge
 from sail_jax.merging.reductions import weighted_sum
 from sail_jax.merging.transforms import trim
@@ -103,7 +102,6 @@ def merge_drawn(
       ValueError: For another method or density, or if `tensors` does not divide the number of
         entries.
     """
-    one_of("method", method, Method)
     if tensors < 1 or vectors.shape[1] % tensors:
         raise ValueError(f"tensors must divide {vectors.shape[1]} entries; got {tensors}")
     makers: dict[Method, Callable[[], Merge]] = {

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sail_jax.checks import one_of
 from theory.merging.bounds import Bound, excess_risk_bound
 from theory.merging.quadratic import Quantities, constants, exact
 from theory.merging.tasks import QuadraticTasks
+from theory.problems import typed
 
 Law = Literal["steps", "batch", "rate", "samples", "tasks"]
 
@@ -40,6 +40,7 @@ class Laws(NamedTuple):
     corrected: Bound
 
 
+@typed
 def scaling(
     tasks: QuadraticTasks, law: Law, values: Sequence[float], *, coefficient: float = 5.0
 ) -> Laws:
@@ -68,7 +69,6 @@ def scaling(
     >>> bool(laws.bound.stability[0] < laws.bound.stability[-1])
     True
     """
-    one_of("law", law, Law)
     if np.ndim(values) != 1 or not len(values):
         raise ValueError(f"values must be a non-empty sequence; got shape {np.shape(values)}")
     # The settings have equal shapes, except for "tasks", so one compilation serves them.

@@ -7,6 +7,7 @@ replacement. The merged model is start + sum_i w_i (x_i - start). `quadratic` ha
 on these tasks and `simulation` draws them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from sail_jax.checks import concrete
 from theory.problems import check, check_squares, check_sum
 
 Numbers = Any  # what becomes an array
-Weights = Any  # one number per task, of sum 1
+Weights = Sequence[float] | ArrayLike  # one number per task, of sum 1
 PerTask = Numbers  # one number, or one per task
 
 

@@ -254,6 +254,7 @@ def boundary(law: PowerLaw, outside: Float[np.ndarray, "teachers *b"]) -> np.nda
         return np.exp((scales - np.log(outside)) / exponents)
 
 
+@problems.typed
 def crossing(n: Float[np.ndarray, " n"], gain: Float[np.ndarray, " n"]) -> float:
     """Finds the last size at which a gain changes from positive to negative.
 

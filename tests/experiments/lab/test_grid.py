@@ -160,7 +160,7 @@ def test_values_are_added_and_taken_away(study, tmp_path):
         ({"seed": range(3, 0)}, {}, "seed: no values to sweep"),
         ({"sigma": [1, 1.0]}, {}, "sigma: a value occurs twice"),
         ({"sigma": [0.5, -1.0]}, {}, r"sigma must be at least 0; got -1.0 \(at sigma=-1.0\)"),
-        ({"seed": ["1"]}, {}, "seed must be a whole number; got 1"),
+        ({"seed": ["1"]}, {}, "seed must be a whole number; got '1' .str."),
         ({"sigma": [1, 5], "budget.steps": [5, 3]}, {}, r"\(at sigma=5, budget.steps=3\)"),
         ({"seed": [1]}, {"seed": 2}, "seed is swept, so it must not be set, too"),
         ({"budget.steps": [1]}, {"budget": {"steps": 2}}, "budget.steps is swept"),

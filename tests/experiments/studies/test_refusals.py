@@ -265,7 +265,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
             {"data": {"name": "latents", "features": "f.npy"}},
             "ways: 'sail' needs an encoder's features of noised latents",
         ),
-        ("functions.features", "os:getcwd", " must be a function; got os:getcwd"),
+        ("functions.features", "os:getcwd", " must be a function; got 'os:getcwd' .str."),
         ({"functions": {"decode": len}}, "functions.measure must be given with decode"),
         ("functions.encode", len, " must be None for data.name digits"),
         (

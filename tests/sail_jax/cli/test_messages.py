@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import SUPPRESS
 
 import adapter_cases
 import numpy as np
@@ -18,6 +19,7 @@ from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpo
 from sail_jax.checkpoint.executor import MergeError
 from sail_jax.checkpoint.planning import cards
 from sail_jax.cli import main as cli
+from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import LONGEST, fitted
 
 EVIL = "red \x1b[31m\x07\x9b2J\u202e\u2028\r\n<img src=x onerror=alert(1)> `code` ![x](http://y)"
@@ -98,6 +100,14 @@ def test_a_shortened_message_keeps_both_ends_and_what_stands_between_long_names(
         assert part in line
     assert len(fitted("word " * 1000)) == LONGEST
     assert fitted("a sentence of ours, as it is") == "a sentence of ours, as it is"
+
+
+def test_an_unknown_option_names_options_of_groups_and_no_former_ones():
+    parser = Parser("go")
+    for option, about in (("--see", ""), ("--old-steps", SUPPRESS), ("--data.steps", "Steps.")):
+        parser.add_argument(option, help=about)
+    with pytest.raises(UsageError, match=r"'--steps' \(nearest: '--data.steps'\)$"):
+        parser.read(["--steps", "-5"])
 
 
 REFUSED = {

@@ -374,6 +374,25 @@ def test_refuses_by_name(name, case):
         methods.get(name)(**arguments)(models, base, weights=weights)
 
 
+@pytest.mark.parametrize(
+    ("method", "option", "message"),
+    [
+        ("ties", "weight", "ties: weight is an argument of the merge, .*weights=.*; scale is the"),
+        ("ties", "lam", "no hyperparameter 'lam': scale is the factor .*weights are .*weights="),
+        ("slerp", "lambda_", "'lambda_': the models' weights are given to the merge, slerp"),
+        ("slerp", "base", r"slerp: base is an argument of the merge.*weights=\.\.\.\)$"),
+        (
+            "ties",
+            "threshold",
+            r"no hyperparameter 'threshold', a hyperparameter of consensus",
+        ),
+    ],
+)
+def test_a_hyperparameter_that_belongs_elsewhere_is_placed(method, option, message):
+    with pytest.raises(TypeError, match=message):
+        methods.get(method)(**{option: 0.3})
+
+
 SCALED = [n for n in NAMES if "scale" in methods.options_of(n)]
 
 

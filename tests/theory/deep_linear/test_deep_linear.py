@@ -437,7 +437,7 @@ def test_fine_tuning_risk_is_the_limit_of_the_exact_law():
         (lambda: dl.fine_tuning_boundary(load=1.2, sigma=0.2), r"load must be a load in \[0, 1\)"),
         (
             lambda: dl.transferability("lineer", n=5, d=10, theta=0.1, sigma=0.1),
-            "mode must be 'linear' or",
+            "mode: expected one of 'linear', 'fine_tuning'",
         ),
         (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [], 5), "ns must be a non-empty"),
         (lambda: dl.simulate_overlaps(jax.random.key(0)[None], [3.5], 5), "ns must be a non-empty"),

@@ -331,9 +331,9 @@ def test_the_measured_error_of_a_limit_covers_the_mean(n):
 def test_methods_within_the_error_are_undecided_and_texts_are_refused():
     same = advice.advise(n=40, d=60, theta=0.0, sigma=0.3)
     assert (same.risk, same.undecided) == (0.0, ("scaled L2-SP",))
-    with pytest.raises(TypeError, match=r"d must be a real number; got '60' \(a text\)"):
+    with pytest.raises(TypeError, match=r"d must be a real number; got '60' \(str\)"):
         advice.advise(n=30, d="60", theta=0.4, sigma=0.1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"beta_s must be a real number; got \['1'\] \(a text\)"):
+    with pytest.raises(TypeError, match=r"beta_s must be an array; got \['1'\] \(list\)"):
         advice.advise_tasks(["1"], [1.0], n=3, sigma=0.1)  # pyright: ignore[reportArgumentType]
 
 
