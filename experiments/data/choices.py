@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Int32
 
+from experiments.data import gpt2_tokens
 from experiments.data.files import MAX_BYTES, DataError, Source, json_lines, lines
 
 SOURCE = Source(
@@ -326,9 +327,10 @@ def pack(
     tokens = np.zeros((len(items), widest, length), np.int32)
     scored, sizes = np.zeros(tokens.shape, bool), np.zeros(tokens.shape[:2], np.int32)
     for i, item in enumerate(items):
-        context = np.asarray(encode(item.context.encode()))
+        before = item.context.encode()
+        context = np.asarray(encode(before))
         for j, text in enumerate(item.choices):
-            choice = np.asarray(encode(text.encode()))
+            choice = np.asarray(gpt2_tokens.following(encode, before, text.encode()))
             # The end of the context is kept: it is next to the choice and matters most for it.
             start = min(len(context), length - len(choice))
             if start < 1 or not len(choice):

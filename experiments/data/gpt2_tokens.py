@@ -1,6 +1,7 @@
 """Encodes text as the tokens of a Hugging Face checkpoint, by its tokenizer.json.
 
-It supports the byte-level byte-pair encoding of GPT-2, GPT-NeoX and OLMo. `bpe` learns vocabularies
+The byte-level byte-pair encoding of GPT-2, GPT-NeoX and OLMo is computed here. All other kinds,
+such as those of Llama, Qwen and Mistral, require the package tokenizers. `bpe` learns vocabularies
 from text.
 
 References:
@@ -10,6 +11,7 @@ References:
 import re
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from jaxtyping import Int32
 
 from experiments.data.files import DataError, reading
 from sail_jax import disk
+from sail_jax.checkpoint.contents.encoding import encoder
 from sail_jax.checkpoint.contents.vocabulary import byte_table
 from sail_jax.checkpoint.formats.files import strict_json
 
@@ -37,6 +40,40 @@ _WORD = re.compile(" ?L+| ?N+| ?O+|[ w]+(?![^ w])|[ w]+")
 Encode = Callable[[bytes], Int32[np.ndarray, " n"]]
 
 
+@dataclass(frozen=True)
+class _Packaged:
+    """Encodes with the package tokenizers; `spelled` is the function that `encoder` makes."""
+
+    spelled: Callable[[str, bool], list[int]]
+
+    def __call__(self, text: bytes) -> Int32[np.ndarray, " n"]:
+        spelt = text.decode()
+        with reading("the text"):
+            return np.array(self.spelled(spelt, False), np.int32)
+
+
+def following(encode: Callable[[bytes], Any], before: bytes, text: bytes) -> Any:
+    """Encodes a text that continues another one.
+
+    Some tokenizers, such as Llama 2's, begin every text with a space, or join characters across the
+    border. The tokens of the continuation are then those after the tokens of the text before, if
+    the joined text begins with these.
+
+    Args:
+      encode: A function from bytes in UTF-8 to tokens `(n,)`, such as `load` returns.
+      before: The text before.
+      text: The continuation.
+
+    Returns:
+      The tokens of the continuation `(n,)`.
+    """
+    if isinstance(encode, _Packaged) and before:
+        whole, first = encode(before + text), encode(before)
+        if np.array_equal(whole[: len(first)], first):
+            return whole[len(first) :]
+    return encode(text)
+
+
 def load(path: str | Path) -> Encode:
     """Reads a tokenizer.json and returns the function that encodes with it.
 
@@ -50,14 +87,16 @@ def load(path: str | Path) -> Encode:
       `ValueError`, for other bytes.
 
     Raises:
-      DataError: If the file is missing or damaged, or has a different kind of tokenizer. It is a
-        `ValueError`.
+      DataError: If the file is missing or damaged, or the package tokenizers is required and not
+        installed. It is a `ValueError`.
     """
     path = Path(path)
     with reading(path):
-        record = strict_json(disk.read_bytes(path, MAX_FILE), path)
+        document = disk.read_bytes(path, MAX_FILE)
+        record = strict_json(document, path)
     model = record.get("model")
-    model = model if isinstance(model, dict) else {}
+    if not isinstance(model, dict):
+        raise DataError(f"{path}: expected a tokenizer.json, whose model is a mapping")
     before, normal = record.get("pre_tokenizer") or {}, record.get("normalizer") or {}
     vocab: Any = model.get("vocab")
     merges: Any = model.get("merges")
@@ -72,7 +111,8 @@ def load(path: str | Path) -> Encode:
         and normal.get("type", "NFC") == "NFC"
     )
     if not plain:
-        raise DataError(f"{path}: expected byte-level BPE as in GPT-2 and OLMo")
+        with reading(path):
+            return _Packaged(encoder(document, str(path)))
     ranks: dict[tuple[str, str], int] = {}
     for k, merge in enumerate(merges):
         pair = tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Bool, Int32
 
+from experiments.data import gpt2_tokens
 from experiments.data.files import MAX_BYTES, DataError, Source, json_lines
 
 # For messages about a missing file: its content, its publisher, the offline data.
@@ -191,7 +192,7 @@ def pack(
         prompt = _encoded(example.prompt, encode)
         if not 0 < len(prompt) < length:
             continue
-        response = _encoded(example.response, encode)
+        response = _encoded(example.response, encode, example.prompt)
         row = np.concatenate([prompt, response, np.asarray(end, np.int32)])[:length]
         tokens[kept, : len(row)] = row
         # `scored` begins with the second token: its entry i belongs to token i + 1.
@@ -200,6 +201,13 @@ def pack(
     return Packed(tokens[:kept], scored[:kept])
 
 
-def _encoded(part: str | tuple[int, ...], encode: Callable[[bytes], Any]) -> np.ndarray:
-    """Returns the tokens of a part, int32 `(n,)`, which is encoded if it is text."""
-    return np.asarray(encode(part.encode()) if isinstance(part, str) else part, np.int32)
+def _encoded(
+    part: str | tuple[int, ...],
+    encode: Callable[[bytes], Any],
+    before: str | tuple[int, ...] = "",
+) -> np.ndarray:
+    """Returns the tokens of a part, int32 `(n,)`, which is encoded after the text before it."""
+    if isinstance(part, str):
+        text = before.encode() if isinstance(before, str) else b""
+        part = gpt2_tokens.following(encode, text, part.encode())
+    return np.asarray(part, np.int32)

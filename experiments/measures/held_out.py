@@ -44,7 +44,7 @@ def read(
 
     Args:
       paths: Files of one kind: .npz, or JSON lines of questions or of texts.
-      tokenizer: The tokenizer.json of the models, of byte-level BPE, for JSON lines.
+      tokenizer: The tokenizer.json of the models, for JSON lines.
       length: The largest number of tokens of a sequence. Longer ones are truncated.
 
     Returns:

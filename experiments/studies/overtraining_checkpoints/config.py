@@ -41,8 +41,8 @@ class Tuning(Epochs):
     """The tasks: files of instructions in JSON lines (such as Anthropic-HH, TULU or Alpaca), or
     'questions', which are generated for networks of characters."""
     tokenizer: str | None = None
-    """The tokenizer.json that encodes text in files, a byte-level BPE as for GPT-2 and OLMo; None
-    if examples are tokens already, and for networks of characters."""
+    """The tokenizer.json that encodes text in files; None if examples are tokens already, and for
+    networks of characters."""
     rates: Rising[Positive] = tuple(0.0005 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     warmup: Count = 6
@@ -193,8 +193,8 @@ PRESETS: dict[str, Config] = {
     ),
     "paper": PAPER,
     # 7 billion weights (Amber). Adapters, because all weights with Adam's moments need 112 GB. The
-    # paper trains all weights; rank and alpha are our choice. Its tokenizer is not a byte-level
-    # BPE, so examples must be lists of tokens
+    # paper trains all weights; rank and alpha are our choice. Examples are lists of tokens, unless
+    # a tokenizer is given.
     "paper_7b": varied(PAPER, tune={"rank": 64, "alpha": 128.0, "tokenizer": None}),
     # Seconds, for tests.
     "tiny": varied(

@@ -47,8 +47,7 @@ class Tuning(Epochs):
     """The tasks: 'shifted', 'rotated', 'questions', the path of a tokenised text (.bin, .npy), or
     of texts in JSON lines, with or without classes (.jsonl)."""
     tokenizer: str | None = None
-    """The tokenizer.json that encodes texts in JSON lines, a byte-level BPE as for GPT-2 and OLMo;
-    None for networks of characters."""
+    """The tokenizer.json that encodes texts in JSON lines; None for networks of characters."""
     rates: Rising[Positive] = tuple(0.00025 * 2**k for k in range(8))
     """Highest learning rates to try, ascending; the tuned one has the least validation loss."""
     examples: Natural = 128

@@ -136,7 +136,7 @@ class Questions:
     file: str | None = None
     """A file of further multiple-choice questions in JSON lines."""
     tokenizer: str | None = None
-    """The tokenizer.json of byte-level BPE (such as GPT-2's or OLMo's) that encodes the files."""
+    """The tokenizer.json that encodes the files."""
     tasks: tuple[str, ...] = ()
     """Further benchmarks, such as 'piqa' and 'arc_easy' (`experiments.data.benchmarks`)."""
     folder: str | None = None

@@ -7,7 +7,6 @@ one tensor of the base at a time.
 
 import functools
 import hashlib
-import importlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 from sail_jax.basis.certificate import Verdict
+from sail_jax.checkpoint.contents.encoding import encoder
 from sail_jax.checkpoint.contents.relations import following
 from sail_jax.checkpoint.executor import CONSTANT, mib
 from sail_jax.checkpoint.formats.extras import config_of, content
@@ -367,26 +367,15 @@ def _encoder(base: Checkpoint) -> Encode:
     """Returns a function that tokenises text with the base's tokenizer, read on first use."""
 
     def encode(text: str) -> list[int]:
-        remedy = "give prompts as lists of tokens"
         if "tokenizer.json" not in base.extras:
+            remedy = "give prompts as lists of tokens"
             raise CheckpointError(f"{base.path} lacks a tokenizer.json: {remedy}")
-        try:
-            tokenizers = importlib.import_module("tokenizers")
-        except ImportError as error:
-            raise CheckpointError(
-                f"text prompts need the package tokenizers (pip install tokenizers); or {remedy}"
-            ) from error
-        try:
-            tokenizer = tokenizers.Tokenizer.from_str(
-                content(base.extras["tokenizer.json"]).decode()
-            )
-        # The package raises bare Exception.
-        except Exception as error:
-            raise CheckpointError(f"{base.path}: tokenizer.json cannot be read: {error}") from error
+        document = content(base.extras["tokenizer.json"])
+        spelled = encoder(document, f"{base.path}: tokenizer.json")
         # mergekit-moe prepends the beginning-of-sequence token to each prompt.
         first = config_of(base.extras, "tokenizer_config.json").get("bos_token") or ""
         first = first.get("content", "") if isinstance(first, dict) else first
-        return tokenizer.encode(f"{first}{text}", add_special_tokens=False).ids
+        return spelled(f"{first}{text}", True)
 
     return encode
 

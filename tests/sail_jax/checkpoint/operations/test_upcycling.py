@@ -228,6 +228,26 @@ def test_networks_that_do_not_fit_are_refused(tmp_path, models):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_text_is_the_tokens_of_the_base_s_tokenizer_after_its_first_token(tmp_path, models):
+    """The rows are those of the same tokens as a list, without a limit that the file may state."""
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<s>": 1, "a": 2, "b": 3}, "a"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<s>"])
+    made.enable_truncation(1)
+    folders, routers = models[0], []
+    made.save(str(folders[0] / "tokenizer.json"))
+    config = {"bos_token": {"content": "<s>"}}
+    (folders[0] / "tokenizer_config.json").write_text(json.dumps(config))
+    for name, prompt in (("text", "b a"), ("list", "[1, 3, 2]")):
+        upcycle_checkpoint(text(folders, "cheap_embed").replace("[2]", prompt), tmp_path / name)
+        found = load_checkpoint(tmp_path / name)
+        routers.append([x for key, x in sorted(found.items()) if ".gate.weight" in key])
+    assert routers[0]
+    for ours, theirs in zip(*routers, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 E1 = "{source_model: a, positive_prompts: [[1]]}"
 E2 = "{source_model: b, positive_prompts: [[2]]}"
 FILES = {
