@@ -8,18 +8,22 @@ import contextlib
 import fnmatch
 import functools
 import importlib
+import importlib.util
 import inspect
 import math
+import sys
 import time
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from sail_jax import extensions
 from sail_jax.checks import argument, nearest, one_of
 from theory import coverage
 
@@ -394,6 +398,56 @@ def rooms() -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda room: (coverage.position(of_room(room)[0]), room)))
 
 
+def in_file(path: str | Path) -> ModuleType:
+    """Runs a Python file as a module, to check the claims that it states.
+
+    Args:
+      path: The file. Like a script, it can import other files of its folder.
+
+    Returns:
+      The module.
+
+    Raises:
+      ValueError: If running the file raises an error, or it states no claim. The message contains
+        the path.
+    """
+    path = Path(path).resolve()
+    name = f"claims_in_{path.stem}"
+    sys.path.insert(0, str(path.parent))
+    _STATED.pop(name, None)
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ImportError("expected a Python file, in .py")
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    # It may raise any exception.
+    except Exception as error:
+        sys.path.remove(str(path.parent))
+        raise ValueError(f"{path}: {type(error).__name__}: {error}") from error
+    of_module(module)
+    return module
+
+
+def of_module(module: ModuleType) -> tuple[Claim, ...]:
+    """Returns the claims that an imported module or package states.
+
+    Args:
+      module: The module. For a package, the claims of its imported modules are included.
+
+    Returns:
+      The claims, in the order in which they were stated.
+
+    Raises:
+      ValueError: If it states none.
+    """
+    name = module.__name__
+    homes = [room for room in _STATED if f"{room}.".startswith(f"{name}.")]
+    if not homes:
+        raise ValueError(f"{getattr(module, '__file__', None) or name} states no claim")
+    return tuple(c for room in homes for c in _STATED[room])
+
+
 def compiled(formula: Callable[..., Any], *given: Any, **options: Any) -> float:
     """Evaluates a closed form in one compiled program.
 
@@ -725,7 +779,7 @@ def claim_key(name: str, seed: int) -> "Array":
 
 
 def all_claims() -> tuple[Claim, ...]:
-    """Returns every claim of every module, in the order of the papers' statements.
+    """Returns every claim of `theory`, in the order of the papers' statements.
 
     Returns:
       The claims.
@@ -733,26 +787,42 @@ def all_claims() -> tuple[Claim, ...]:
     Raises:
       ValueError: If two claims share an id.
     """
-    claims = tuple(c for room in rooms() for c in of_room(room))
-    names = [c.id for c in claims]
-    if repeated := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"claims share an id: {sorted(repeated)}")
+    return _distinct(c for room in rooms() for c in of_room(room))
+
+
+def _distinct(claims: Iterable[Claim]) -> tuple[Claim, ...]:
+    """Checks that ids are unique."""
+    claims = tuple(claims)
+    counts = Counter(c.id for c in claims)
+    if repeated := sorted(name for name, count in counts.items() if count > 1):
+        raise ValueError(f"claims share an id: {repeated}")
     return claims
 
 
-def select(patterns: str = "*") -> list[Claim]:
+@functools.cache
+def _added() -> tuple[Claim, ...]:
+    """Imports the claims of other packages, which declare modules as `sail_jax.claims`."""
+    modules = map(extensions.loaded, extensions.declared("claims").values())
+    return tuple(c for module in modules for c in of_module(module))
+
+
+def select(patterns: str = "*", of: ModuleType | None = None) -> list[Claim]:
     """Selects claims by globs of their ids.
 
     Args:
       patterns: Globs such as "features-are-fate/T3.9*", separated by commas.
+      of: A module that states claims. None selects among the claims of `theory` and of installed
+        packages with an entry point in the group `sail_jax.claims`.
 
     Returns:
-      The claims, in the order of the papers' statements.
+      The claims, in the order of the papers' statements; others last.
 
     Raises:
-      ValueError: If a glob matches no claim.
+      ValueError: If a glob matches no claim, claims share an id, or the module of a package cannot
+        be imported.
     """
-    claims, selected = all_claims(), set[str]()
+    claims = _distinct([*all_claims(), *_added()] if of is None else of_module(of))
+    selected = set[str]()
     for pattern in patterns.split(","):
         matching = {c.id for c in claims if fnmatch.fnmatchcase(c.id, pattern.strip())}
         if not matching:
@@ -781,16 +851,17 @@ def named(name: str) -> Claim:
     Returns:
       The claim.
     """
-    return next(claim for claim in select(name) if claim.id == name)
+    imported = (claim for stated in _STATED.values() for claim in stated if claim.id == name)
+    return next(imported, None) or next(claim for claim in select(name) if claim.id == name)
 
 
 def table(
-    patterns: str = "*", *, check: bool = False, seed: int = 0, quick: bool = False
+    patterns: str | ModuleType = "*", *, check: bool = False, seed: int = 0, quick: bool = False
 ) -> "pd.DataFrame":
     """Lists claims as a table, and checks them with `check=True`.
 
     Args:
-      patterns: Globs of ids, as in `select`.
+      patterns: Globs of ids, as in `select`; or a module, for all claims that it states.
       check: Whether both sides are evaluated. This takes some minutes for all claims.
       seed: Seed of the simulations.
       quick: Whether simulators do only about a tenth of the work.
@@ -801,14 +872,14 @@ def table(
       the claim holds, and whether that is expected.
 
     Raises:
-      ValueError: If no claim matches.
+      ValueError: If no claim matches, or the module states none.
 
     >>> table("features-are-fate/T3.7/*")["relation"].unique().tolist()
     ['=']
     """
     import pandas as pd
 
-    chosen = select(patterns)
+    chosen = select(patterns) if isinstance(patterns, str) else select("*", patterns)
     about = ("statement", "source", "status", "relation")
     rows = {one.id: {name: getattr(one, name) for name in about} for one in chosen}
     if check:

@@ -6,14 +6,17 @@ $ sail-jax list
 from collections.abc import Sequence
 
 from experiments.lab.registry import studies
-from sail_jax.cli.options import Parser
+from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import show
 
 
 def main(parser: Parser, argv: Sequence[str]) -> int:
     """Lists the studies."""
     parser.read(argv)
-    show(experiments())
+    try:
+        show(experiments())
+    except ValueError as exc:  # a study of another package
+        raise UsageError(str(exc)) from exc
     return 0
 
 

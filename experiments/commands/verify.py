@@ -5,25 +5,24 @@ $ sail-jax verify --claims 'sail/*' --quick
 
 import math
 import textwrap
-from argparse import ArgumentTypeError
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from experiments.lab.progress import reporting
 from sail_jax.cli.kernels import as_here, compiled_quickly, remember_kernels
-from sail_jax.cli.options import Parser, UsageError, add_on, add_seed, numbers
+from sail_jax.cli.options import Parser, UsageError, add_on, add_seed, file, numbers
 from sail_jax.cli.progress import say, show
 from sail_jax.cluster import connected
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from experiments.studies.ledger.config import Config
     from theory.adversary import Attack
+    from theory.claims import Claim
 
 QUICK = partial(as_here, compiled_quickly)
 
@@ -38,6 +37,13 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         metavar="GLOBS",
         default="*",
         help="check only claims with matching ids, such as 'sail/*'; separate several by commas",
+    )
+    parser.add_argument(
+        "--from",
+        dest="own",
+        metavar="FILE",
+        type=file,
+        help="check the claims of this Python file instead of all claims; the file is run",
     )
     parser.add_argument("--json", metavar="FILE", help="also write the ledger to this file as JSON")
     parser.add_argument(
@@ -91,10 +97,15 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         raise UsageError("--coverage simulates nothing, and allows no other option")
     if args.budget and not args.attack:
         raise UsageError("--budget needs --attack")
-    if args.renew and (not args.attack or args.budget or args.seed or args.json):
+    if args.own and args.on:
+        raise UsageError("--from is for this machine: the workers of --on do not have the file")
+    if args.renew and (not args.attack or args.budget or args.seed or args.json or args.own):
         raise UsageError("--renew needs --attack, and allows only --claims")
     if args.attack and (args.table or args.quick or args.power or args.mutate):
-        raise UsageError("--attack allows only --claims, --budget, --renew, --seed and --json")
+        raise UsageError(
+            "--attack allows only --claims, --from, --budget, --renew, --seed and --json"
+        )
+    chosen = [] if args.coverage else _chosen(args.claims, args.own)
     from experiments.lab import store
     from experiments.studies.ledger import findings
     from experiments.studies.ledger.config import Config
@@ -107,12 +118,11 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         show(text)
         return 0 if complete else 1
 
-    try:
-        config = Config(claims=args.claims, seed=args.seed, quick=args.quick)
-    except ValueError as exc:
-        raise UsageError(str(exc)) from exc
+    config = Config(seed=args.seed, quick=args.quick)
+    about = {"claims": args.claims} | ({"from": str(args.own)} if args.own else {})
+    about = {**store.config_record(config), **about, **provenance()}
     if args.attack:
-        return _attack(config, args.budget, args.json, args.on, renew=args.renew)
+        return _attack(chosen, about, args)
     # The files are checked first: a simulation of minutes must not end with a file that cannot be
     # written.
     if args.table and args.table.suffix not in findings.TABLES:
@@ -128,7 +138,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     remember_kernels()
     # Most of the hundreds of programs run only once.
     with compiled_quickly(), connected(args.on, around=QUICK) as workers:
-        dataset = run(config, reporting(store.direct), workers)
+        dataset = run(config, reporting(store.direct), workers, chosen)
     _print_claims(dataset)
     show(findings.summary(dataset))
     show(findings.statuses(dataset))
@@ -140,7 +150,6 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     if args.mutate:
         show(findings.mutations(dataset))
     if args.json:
-        about = {**store.config_record(config), **provenance()}
         disk.write_atomic(args.json, findings.as_json(dataset, about))
     if args.table:
         disk.write_atomic(args.table, findings.TABLES[args.table.suffix][0](dataset))
@@ -154,38 +163,43 @@ def _seconds(text: str) -> float:
     return values[0]
 
 
-def _attack(
-    config: "Config", budget: float | None, file: str | None, on: str | None, *, renew: bool
-) -> int:
+def _chosen(globs: str, own: Path | None) -> "list[Claim]":
+    """Selects the claims, of a file of the user's if there is one."""
+    from theory import claims
+
+    try:
+        return claims.select(globs, claims.in_file(own) if own else None)
+    except ValueError as exc:
+        raise UsageError(str(exc)) from exc
+
+
+def _attack(chosen: "list[Claim]", about: dict[str, Any], args: Namespace) -> int:
     """Attacks the bounds with a declared domain; an interrupt keeps the attacks made so far."""
-    from experiments.lab import store
     from experiments.studies.ledger import attacks, findings
     from sail_jax import disk
-    from sail_jax.provenance import provenance
     from theory import adversary, claims
 
-    if file:
-        disk.admit(Path(file), attacks.SCHEMA, "a list of attacks")
-        disk.probe(Path(file).parent)
-    if renew:
+    if args.json:
+        disk.admit(Path(args.json), attacks.SCHEMA, "a list of attacks")
+        disk.probe(Path(args.json).parent)
+    if args.renew:
         disk.probe(attacks.FILE.parent)
-    chosen = claims.select(config.claims)
-    if renew:
-        bounds = [c for c in chosen if isinstance(c.attack, adversary.Domain)]
+        ours = {c.id for c in claims.all_claims()}  # outcomes of other packages are not stored
+        bounds = [c for c in chosen if isinstance(c.attack, adversary.Domain) and c.id in ours]
         chosen = [c for c in bounds if not attacks.current(c)]
         if not chosen:
             show("All stored outcomes are of this code: there is nothing to renew.")
             return 0
     domains = {c.id: c.attack for c in chosen if isinstance(c.attack, adversary.Domain)}
-    each = math.inf if budget is None else budget / max(len(domains), 1)
+    each = math.inf if args.budget is None else args.budget / max(len(domains), 1)
     found: list[Attack] = []
     stopped = False
     remember_kernels()
     names = [*domains]
     try:
-        with connected(on, around=partial(as_here, nullcontext)) as workers:
+        with connected(args.on, around=partial(as_here, nullcontext)) as workers:
             # Two at a time have twice the seconds.
-            search = partial(_one_attack, config.seed, each * workers.count)
+            search = partial(_one_attack, args.seed, each * workers.count)
             for _, one in workers.each(search, names):
                 found.append(one)
                 say(f"  {one.id}: {one.ratio:.4g}")
@@ -197,14 +211,11 @@ def _attack(
     show(text)
     if stopped:
         show(f"Interrupted after {len(found)} of {len(domains)} attacks.")
-    about = {
-        **store.config_record(replace(config, claims="*") if renew else config),
-        **provenance(),
-    }
-    if renew:
-        disk.write_atomic(attacks.FILE, attacks.as_json(attacks.renewed(found), about))
-    if file:
-        disk.write_atomic(file, attacks.as_json(found, about))
+    if args.renew:
+        whole = attacks.as_json(attacks.renewed(found), {**about, "claims": "*"})
+        disk.write_atomic(attacks.FILE, whole)
+    if args.json:
+        disk.write_atomic(args.json, attacks.as_json(found, about))
     return 130 if stopped else 0 if sound else 1
 
 

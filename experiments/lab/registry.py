@@ -1,12 +1,15 @@
 """The registry of studies. Each study is a folder of `experiments.studies`, found by its name.
 
-The files of a study are:
+Other packages declare studies as entry points of the group `sail_jax.studies`. The files of a study
+are:
 
     __init__.py   a docstring that begins with the study's question
     config.py     `Config`, all its settings, and `PRESETS`, configs by name
     run.py        `run(config, stage)`, which returns the dataset
     findings.py   `summary(dataset)`, and optionally `findings` (tested claims) and `table`
     plots.py      `plot(dataset)`, which returns figures by name
+
+A study of another package may also have all of this in one module.
 """
 
 import ast
@@ -20,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from experiments.lab.config import AnyConfig
+from sail_jax import extensions
 from sail_jax.checks import nearest
 
 if TYPE_CHECKING:
@@ -36,12 +40,14 @@ class Study:
     """One study. Its files are imported on first use.
 
     Attributes:
-      name: The name of its folder.
+      name: The name of its folder, or of its entry point.
       question: The question that it answers, with its question mark.
+      module: Its package, or the module that contains all of it.
     """
 
     name: str
     question: str
+    module: str
 
     @property
     def config(self) -> type[AnyConfig]:
@@ -104,8 +110,10 @@ class Study:
         return safely_named
 
     def _in(self, file: str) -> ModuleType:
-        """Imports one file of the study."""
-        return importlib.import_module(f"experiments.studies.{self.name}.{file}")
+        """Imports one file of the study, or the module that contains all of it."""
+        whole = importlib.import_module(self.module)
+        inside = hasattr(whole, "__path__")
+        return importlib.import_module(f"{self.module}.{file}") if inside else whole
 
 
 @functools.cache
@@ -113,27 +121,38 @@ def studies() -> Mapping[str, Study]:
     """Lists all studies, without importing them.
 
     Returns:
-      The studies by name, in alphabetical order. Each process searches for them only once.
+      The studies by name: ours in alphabetical order, then those of other packages. Each process
+      searches for them only once.
 
     Raises:
-      ValueError: If the docstring of a study does not contain a question.
+      ValueError: If the docstring of a study does not contain a question, or a study of another
+        package cannot be found or has the name of another study.
     """
     by_name = {}
     for config in sorted(FOLDER.glob("*/config.py")):
-        file = config.with_name("__init__.py")
-        text = ast.get_docstring(ast.parse(file.read_text()))
-        question, mark, _ = (text or "").partition("?")
-        if not mark:
-            raise ValueError(f"{file}: expected a docstring that begins with a question")
-        by_name[file.parent.name] = Study(file.parent.name, " ".join(question.split()) + "?")
+        name = config.parent.name
+        by_name[name] = _read(name, f"experiments.studies.{name}", config.with_name("__init__.py"))
+    for name, entry in extensions.declared("studies").items():
+        if name in by_name:
+            raise ValueError(f"{extensions.described(entry)}: there is a study of this name")
+        by_name[name] = _read(name, entry.module, extensions.source(entry))
     return by_name
+
+
+def _read(name: str, module: str, file: Path) -> Study:
+    """Reads the question of a study from the docstring of a file, which is not run."""
+    text = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    question, mark, _ = (text or "").partition("?")
+    if not mark:
+        raise ValueError(f"{file}: expected a docstring that begins with a question")
+    return Study(name, " ".join(question.split()) + "?", module)
 
 
 def load(name: str) -> Study:
     """Looks up a study by its name.
 
     Args:
-      name: The name of its folder in `experiments.studies`.
+      name: The name of its folder in `experiments.studies`, or of its entry point.
 
     Returns:
       The study. Nothing of it is imported yet.

@@ -24,6 +24,7 @@ from typing import (
 
 from jaxtyping import ArrayLike, Float
 
+from sail_jax import extensions
 from sail_jax.checks import nearest, one_of
 from sail_jax.merging import random_bits
 from sail_jax.merging.merge import Merge, named
@@ -54,7 +55,10 @@ Scale = Annotated[Float[ArrayLike, ""], Range(0.1, 2.0)]
 """The factor on the merged task vector."""
 
 METHODS: dict[str, Callable[..., Merge]] = {}
-"""The functions that make the merges of all published methods, by name."""
+"""The functions that make the merges of all published methods, by name.
+
+`known` adds the methods of other packages.
+"""
 
 
 def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
@@ -71,9 +75,12 @@ def method(factory: Callable[P, Merge]) -> Callable[P, Merge]:
       name.
 
     Raises:
+      ValueError: If another module has registered a method of this name.
       TypeError: When the returned function is called with invalid hyperparameters.
     """
     name = factory.__name__
+    if name in METHODS and METHODS[name].__module__ != factory.__module__:
+        raise ValueError(f"{METHODS[name].__module__} has a method called {name}; choose another")
     options = inspect.signature(factory).parameters
 
     @functools.wraps(factory)
@@ -147,14 +154,42 @@ def choose(compat: Compat) -> Callable[[T | None, T, T], T]:
 # --- look-ups by name
 
 
+@functools.cache
+def known() -> Mapping[str, Callable[..., Merge]]:
+    """Imports the methods of other packages, and returns all methods.
+
+    Returns:
+      The functions by name, published methods first; see `METHODS`.
+
+    Raises:
+      ValueError: If a method of another package cannot be imported, or has the name of another
+        method.
+    """
+    for entry in extensions.declared("methods").values():
+        extensions.loaded(entry)
+    return METHODS
+
+
+def exists(name: str) -> bool:
+    """Checks whether there is a method of this name. Other packages are searched last.
+
+    Args:
+      name: The name.
+
+    Returns:
+      Whether it is registered.
+    """
+    return name in METHODS or name in known()
+
+
 def get(name: str) -> Callable[..., Merge]:
-    """Looks up a published method by its name.
+    """Looks up a method by its name.
 
     Args:
       name: The name of the method; see `METHODS`.
 
     Returns:
-      The function of `sail_jax.methods` that makes its merge.
+      The function that makes its merge, of `sail_jax.methods` or of another package.
 
     Raises:
       ValueError: For an unknown method. The message suggests similar names.
@@ -163,7 +198,7 @@ def get(name: str) -> Callable[..., Merge]:
     >>> get("ties") is methods.ties
     True
     """
-    if name not in METHODS:
+    if not exists(name):
         raise ValueError(f"no merging method {name!r}{nearest(str(name), METHODS)}")
     return METHODS[name]
 

@@ -213,7 +213,7 @@ def arms(
     (0.05, 1.0)
     """
     found = []
-    known = [*registry.METHODS, "weights"]
+    known = [*registry.known(), "weights"]
     for name in known if names is None else names:
         if isinstance(name, Arm):
             found.append(name)

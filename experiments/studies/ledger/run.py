@@ -18,13 +18,19 @@ from sail_jax.cluster import HERE, Workers
 from theory import claims
 
 
-def run(config: Config, stage: Stage = direct, workers: Workers = HERE) -> xr.Dataset:
+def run(
+    config: Config,
+    stage: Stage = direct,
+    workers: Workers = HERE,
+    chosen: Sequence[claims.Claim] | None = None,
+) -> xr.Dataset:
     """Checks each selected claim, in its own stage.
 
     Args:
       config: The config.
       stage: The stage function, which runs and stores a stage. The default stores nothing.
       workers: What checks the claims of each statement, which share their draws.
+      chosen: The claims; None selects them by `config.claims`.
 
     Returns:
       The claims with the fields of `theory.claims.Verdict` and of its power, over `claim`. `ok` is
@@ -33,7 +39,7 @@ def run(config: Config, stage: Stage = direct, workers: Workers = HERE) -> xr.Da
       and `nearest` the problem at which it came closest. The attribute `quick` is 1 for smaller
       simulations.
     """
-    chosen = claims.select(config.claims)
+    chosen = claims.select(config.claims) if chosen is None else chosen
     check = partial(_checked, config.seed, config.quick)
     if workers is HERE:
         rows = [stage(claim.id, partial(check, claim)) for claim in chosen]

@@ -16,7 +16,7 @@ from sail_jax import methods
 from sail_jax.checkpoint.recipe.settings import Integer, Number, Scalar, between
 from sail_jax.checks import nearest
 from sail_jax.merging.merge import Merge
-from sail_jax.methods.registry import Takes, takes
+from sail_jax.methods.registry import Takes, exists, known, takes
 
 T = TypeVar("T")
 REQUIRED: Any = object()
@@ -253,7 +253,7 @@ def names() -> list[str]:
         except (TypeError, ValueError):
             return False
 
-    return sorted(filter(shows, methods.METHODS))
+    return sorted(filter(shows, known()))
 
 
 def accepts(name: str, option: str) -> bool:
@@ -267,7 +267,7 @@ def accepts(name: str, option: str) -> bool:
       Whether it is in the method's signature; False for an unknown name, such as the name of a
       merge given as a value.
     """
-    return name in methods.METHODS and option in methods.options_of(name)
+    return exists(name) and option in methods.options_of(name)
 
 
 def entry(method: str | Merge) -> Entry:
@@ -293,7 +293,7 @@ def entry(method: str | Merge) -> Entry:
     if callable(method):
         name = getattr(method, "__name__", "method")
         raise ValueError(f"expected a merge, got a function; call it: methods.{name}(...)")
-    is_method = isinstance(method, str) and method in methods.METHODS
+    is_method = isinstance(method, str) and exists(method)
     try:
         example = methods.example(method) if is_method else None
     except (TypeError, ValueError) as error:

@@ -522,7 +522,7 @@ def verdicts(monkeypatch):
             asked.append((claim.id, seed, quick))
             return by_id[claim.id]
 
-        monkeypatch.setattr(claims, "select", lambda glob: [one.claim for one in found])
+        monkeypatch.setattr(claims, "select", lambda *_: [one.claim for one in found])
         monkeypatch.setattr(claims, "check", check)
         return asked
 
@@ -600,7 +600,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
         asked.append((name, seed, seconds))
         return found[name]
 
-    monkeypatch.setattr(claims, "select", lambda globs: [one for one, _ in made])
+    monkeypatch.setattr(claims, "select", lambda *_: [one for one, _ in made])
     monkeypatch.setattr(adversary, "attack", attack)
     file = tmp_path / "attacks.json"
     got, out, _ = call("verify", "--attack", "--budget", "3", "--seed", "4", "--json", str(file))
@@ -618,7 +618,7 @@ def test_verify_attacks_bounds(call, tmp_path, monkeypatch, ratio, code, said):
 def test_verify_renews_only_what_has_expired(call, tmp_path, monkeypatch):
     made = [_attackable(f"p/{name}/ours", 0.9) for name in ("old", "new")]
     (old, kept), (new, found) = made
-    monkeypatch.setattr(claims, "select", lambda globs: [old, new])
+    monkeypatch.setattr(claims, "select", lambda *_: [old, new])
     monkeypatch.setattr(claims, "all_claims", lambda: [old, new])
     monkeypatch.setattr(attacks, "read", lambda: {old.id: kept})
     monkeypatch.setattr(attacks, "current", lambda claim: claim is old)
@@ -641,7 +641,7 @@ def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
             raise one
         return one
 
-    monkeypatch.setattr(claims, "select", lambda globs: [one for one, _ in made])
+    monkeypatch.setattr(claims, "select", lambda *_: [one for one, _ in made])
     monkeypatch.setattr(adversary, "attack", attack)
     code, out, _ = call("verify", "--attack")
     assert code == 130
@@ -655,7 +655,7 @@ def test_an_interrupted_attack_prints_what_it_found(call, monkeypatch):
         (["--budget", "3"], "--budget needs --attack"),
         (
             ["--attack", "--quick"],
-            "--attack allows only --claims, --budget, --renew, --seed and --json",
+            "--attack allows only --claims, --from, --budget, --renew, --seed and --json",
         ),
         (["--renew"], "--renew needs --attack"),
         (["--attack", "--renew", "--budget", "3"], "--renew needs --attack, and allows only"),
