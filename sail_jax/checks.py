@@ -152,8 +152,11 @@ def integer(name: str, value: object, least: int = 1) -> int:
     """
     import numpy as np
 
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
+    expected = f"{name}: expected an integer >= {least}"
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{expected}, got {described(value)}")
+    if value < least:
+        raise ValueError(f"{expected}, got {value!r}")
     return int(value)
 
 
@@ -378,14 +381,13 @@ def scalar(name: str, x: Any, holds: Callable[[Any], Any], expected: str) -> Non
     import numpy as np
 
     value = concrete(x)
-    fits = np.shape(x) == ()
-    if fits and value is not None:
-        real = any(
-            jnp.issubdtype(value.dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool)
-        )
-        fits = real and bool(holds(value))
-    if not fits:
-        raise ValueError(f"{name}: expected {expected}, got {x!r}")
+    kinds = (jnp.floating, jnp.integer, jnp.bool)
+    real = np.shape(x) == () and (
+        value is None or any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
+    )
+    if not real or (value is not None and not holds(value)):
+        got = repr(x) if real else described(x)
+        raise ValueError(f"{name}: expected {expected}, got {got}")
 
 
 def shortened(text: str, longest: int) -> str:
