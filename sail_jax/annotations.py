@@ -128,6 +128,8 @@ def read(annotation: object) -> Accepted | None:
             texts[text] = None
         else:
             classes.append(origin)
+            if inspect.isfunction(getattr(origin, "__call__", None)):  # noqa: B004
+                texts["a function"] = None  # any function has its interface
     named = [kind.__name__ for kind in classes if kind is not types.NoneType]
     text = " or ".join([*sorted(texts), *named])
     numbers = bool(texts.keys() - {"a function"})
