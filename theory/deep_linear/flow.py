@@ -133,16 +133,16 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
 
     def speed(z: Array) -> Array:
         gradient = curvature * z - pull
-        # |b|^2 is a divisor. It is 0 only if every term that it divides is 0.
-        size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
-        return -(size2**power) * (gradient + (depth - 1) * z * (z @ gradient) / size2)
+        size, direction = _polar(z)
+        radial = (depth - 1) * direction * (direction @ gradient)
+        return -(size ** (2 * power)) * (gradient + radial)
 
     def advance(state: tuple[Array, Array], until: Array) -> tuple[tuple[Array, Array], Array]:
         def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
             t, z = state
-            size2 = jnp.maximum(z @ z, jnp.finfo(z.dtype).tiny)
-            growth = jnp.where(depth < 2, 0.0, drive * size2 ** (power - 0.5))
-            fastest = depth * jnp.maximum(curvature.max() * size2**power, growth)
+            size, _ = _polar(z)
+            growth = jnp.where(depth < 2, 0.0, drive * size ** jnp.maximum(2 * power - 1, 0.0))
+            fastest = depth * jnp.maximum(curvature.max() * size ** (2 * power), growth)
             # The step depends on the state, because time scales change with |b| by orders of
             # magnitude.
             h = jnp.minimum(STEP / fastest, until - t)
@@ -160,3 +160,14 @@ def _flow(x: Array, y: Array, beta_s: Array, times: Array, depth: Array) -> Arra
     _, path = jax.lax.scan(advance, (jnp.zeros((), z.dtype), z), times)
     direction = unseen / jnp.where(size > 0, size, 1.0)
     return path[:, :-1] @ vt + path[:, -1:] * direction
+
+
+def _polar(z: Array) -> tuple[Array, Array]:
+    """Computes |z| and z/|z| without squares of small entries; the direction of 0 is 0.
+
+    On a line with a source of the wrong sign z only decays. If |z|^2 underflowed, z would cross 0.
+    """
+    largest = jnp.abs(z).max()
+    scaled = z / jnp.where(largest > 0, largest, 1.0)
+    size = jnp.linalg.norm(scaled)
+    return largest * size, scaled / jnp.where(size > 0, size, 1.0)
