@@ -20,6 +20,7 @@ from scipy.integrate import solve_ivp
 from sail_jax import methods
 from theory.deep_linear import diagonal, estimators, flow, scales
 from theory.two_layer import (
+    adapters,
     fine_tuning,
     layers,
     low_rank,
@@ -180,6 +181,21 @@ def _pair(b, a, target, time, scale=1.0, settled=SETTLED):
     return scale * at[:cut].reshape(shape[0]) @ at[cut:].reshape(shape[1])
 
 
+def _on_layers(weights, starts, target, scale, time=np.inf):
+    """Trains B and A of every layer of a mode from B = 0, and returns the layers."""
+    count = len(weights)
+
+    def speed(at: np.ndarray) -> np.ndarray:
+        b, a = at[:count], at[count:]
+        whole = weights + scale * b * a
+        rest = np.array([np.prod(np.delete(whole, k)) for k in range(count)])
+        slope = 2 * scale * rest * (np.prod(whole) - target)
+        return -np.append(slope * a, slope * b)
+
+    at = _followed(speed, np.append(0 * starts, starts), time)
+    return weights + scale * at[:count] * at[count:]
+
+
 def _root(time, start, target, anchor=0.0):
     """Trains modes y = x^2 on (y - target)^2 + anchor (y - start)^2, from x = sqrt(start)."""
 
@@ -254,14 +270,32 @@ def _spectra(rng: Generator) -> tuple[np.ndarray, np.ndarray, float]:
 
 def _network(rng: Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Draws B and A with B^T B - A A^T = c I for c of either sign, a target, and a time."""
-    o, i = (int(k) for k in rng.integers(1, 4, 2))
-    h = int(rng.integers(1, min(o, i) + 1))
-    left, right = (np.linalg.qr(rng.standard_normal((k, h)))[0] for k in (o, i))
-    small, c = rng.uniform(0.1, 1, h), rng.choice([-1, 0, 1]) * rng.uniform(0, 2)
-    turn = np.linalg.qr(rng.standard_normal((h, h)))[0]
-    b = left * np.sqrt(small**2 + max(c, 0)) @ turn
-    a = turn.T * np.sqrt(small**2 + max(-c, 0)) @ right.T
+    o, h, i = (int(k) for k in rng.integers(1, 4, 3))
+    # The larger of B and A has full rank h.
+    signs = [0] + [1] * (h <= o) + [-1] * (h <= i)
+    c = float(rng.choice(signs) * rng.uniform(0, 2))
+    key = jax.random.key(int(rng.integers(2**31)))
+    with jax.enable_x64(True):
+        start = layers.balanced_start(key, (o, h, i), c, 0.7)
+    b, a = (np.asarray(w) for w in start)
     return b, a, rng.standard_normal((o, i)), float(rng.uniform(0, 2))
+
+
+def _direction(rng: Generator) -> tuple:
+    """Draws orthogonal rows of A, the residual rho u v^T, a time and a scale."""
+    o, i = (int(k) for k in rng.integers(1, 6, 2))
+    rows = np.linalg.qr(rng.standard_normal((i, int(rng.integers(1, i + 1)))))[0].T
+    u, v = (x / np.linalg.norm(x) for x in (rng.standard_normal(k) for k in (o, i)))
+    a = rows * np.exp(rng.uniform(-2, 1.5))
+    return a, u, v, _signed(rng, 0.2, 3), float(rng.uniform(0, 3)), float(rng.uniform(0.3, 2))
+
+
+def _stack(rng: Generator) -> tuple:
+    """Draws weights of a mode, entries of A with and without adapters, a target and a scale."""
+    count = int(rng.integers(1, 5))
+    weights, starts = np.exp(rng.uniform(-1, 1, (2, count)))
+    starts[rng.integers(count)] *= rng.choice([0, 0.1]) if count > 1 else 1
+    return weights, starts / 3, float(np.exp(rng.uniform(-2, 1.5))), float(rng.uniform(0.3, 2))
 
 
 def _adapter(rng: Generator) -> tuple:
@@ -271,6 +305,12 @@ def _adapter(rng: Generator) -> tuple:
     b, a = (0 * b, rng.standard_normal(a.shape)) if kind == 1 else (b, a)
     b, a = (b + 0.3, a - 0.2) if kind == 2 else (b, a)
     return b, a, target, time, float(rng.uniform(0.3, 2))
+
+
+def _when(weights, starts, target, scale):
+    with jax.enable_x64(True):
+        level = np.prod(weights) * 0.4 + 0.6 * target
+        return float(adapters.layer_time(level, target, weights, starts, scale))
 
 
 def _matrices(rng: Generator) -> tuple[np.ndarray, np.ndarray, float]:
@@ -410,8 +450,40 @@ LAWS = (
         _pair,
     ),
     Law(
+        "adapters.learned",
+        "B = 0, orthogonal rows of A, any rank and overlap, residuals of either sign",
+        _direction,
+        lambda a, u, v, rho, time, scale: adapters.learned(
+            time,
+            rho,
+            scale,
+            **dict(zip(("row", "overlap"), adapters.equivalent(a, v), strict=True)),
+        ),
+        lambda a, u, v, rho, time, scale: (
+            u @ _pair(np.zeros((len(u), len(a))), a, rho * np.outer(u, v), time, scale) @ v
+        ),
+    ),
+    Law(
+        "adapters.layer_weights",
+        "adapters on any of 1 to 4 layers, targets on either side of the start",
+        _stack,
+        lambda weights, starts, target, scale: adapters.layer_weights(
+            target, weights, starts, scale
+        ),
+        _on_layers,
+    ),
+    Law(
+        "adapters.layer_time",
+        "the product at the time of 60 % of the way",
+        _stack,
+        lambda weights, starts, target, scale: np.prod(weights) * 0.4 + 0.6 * target,
+        lambda weights, starts, target, scale: np.prod(
+            _on_layers(weights, starts, target, scale, _when(weights, starts, target, scale))
+        ),
+    ),
+    Law(
         "riccati.flow",
-        "imbalance of either sign, shapes up to 3 x 3",
+        "imbalance of either sign, shapes up to 3 x 3, the hidden layer of any width",
         _network,
         lambda b, a, target, time: layers.theta(
             riccati.flow(layers.Layers(jnp.asarray(b), jnp.asarray(a)), target, [time])

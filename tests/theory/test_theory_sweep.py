@@ -58,6 +58,7 @@ from theory.student_teacher import arc_cosine, projection
 from theory.student_teacher import networks as st_networks
 from theory.student_teacher import transfer as st_transfer
 from theory.two_layer import (
+    adapters,
     best_time,
     fine_tuning,
     label_noise,
@@ -1914,6 +1915,21 @@ FEW: dict[str, list[Callable]] = {
     "two_layer.fine_tuning.unaligned_losses": over(
         lambda a: fine_tuning.unaligned_losses(normal(1, 2, 2), normal(2, 2, 2), a), (0.0, 1.0, 1e9)
     ),
+    "two_layer.adapters.equivalent": each(
+        adapters.equivalent, lambda: normal(1, 2, 3, 4), lambda: normal(2, 4)
+    ),
+    "two_layer.adapters.layer_weights": over(
+        lambda y, w, s: adapters.layer_weights(y, [1.0, w], [0.5, 0.125], s),
+        (0.0, 1e-9, 0.5, 2.0, 1e9),
+        (1e-3, 1.0, 30.0),
+        (1e-6, 1.0, 1e6),
+    ),
+    "two_layer.adapters.layer_time": over(
+        lambda f, a, s: adapters.layer_time(0.25 + f / 2, f, [1.0, 0.5], [0.5, a], s),
+        (0.0, 1e-9, 0.25, 0.75, 1e6),
+        (0.0, 1e-6, 1.0),
+        (0.25, 8.0),
+    ),
     "two_layer.low_rank.degradation": over(
         lambda t, a: low_rank.degradation(
             t, jnp.array([1.5, 0.0]), [2.0, 1.0], [3.0, 0.5], 1.0, b=0.0, a=a
@@ -2132,6 +2148,16 @@ def moved_by_adapter(time: float, rho: float, gain: float, b: float, a: float) -
         return float(parts[0] - parts[1])
 
 
+def rotated(time: float, rho: float, scale: float, row: float, q: float) -> float:
+    """The direction that an adapter learns from orthogonal rows, with digits for what cancels."""
+    with mp.workdps(400):
+        c, t, rho = mp.mpf(scale * row), mp.mpf(scale * time), mp.mpf(rho)
+        root = mp.sqrt(c**2 + 4 * rho**2)
+        sinh, cosh = mp.sinh(root * t) / root, mp.cosh(root * t)
+        norm = q * ((cosh + c * sinh) ** 2 - 4 * (rho * sinh) ** 2) + (1 - q) * mp.exp(2 * c * t)
+        return float(2 * c * q * rho * sinh * (cosh + c * sinh) / norm)
+
+
 def kept_by_adapter(pre: Sequence[float], ft: Sequence[float], rank: int) -> list[list[float]]:
     """The squares of what an adapter moves and what it leaves, for n learned modes."""
     squares = [(b - a) ** 2 for a, b in zip(pre, ft, strict=True)]
@@ -2173,6 +2199,7 @@ RIDGES = np.array([1e-3j, 0.1 + 0.1j, -0.5 + 0.2j, 1 + 2j, -3 + 1e-2j])
 LOSSES = ((3.0, 2.0, 1.0), (3.0, 1.0, 2.0), (1.0, 2.0, 1.0, 3.0), (1.0, 1.0), (1.0, 2.0))
 SPECTRA = ((3.0, 2.0, 1.0), (9.0, 7.0, 4.5)), ((3.0, 2.0, 1.0), (1.0, 1.0, 1.0))
 
+OVERLAPS = np.array([0.0, 2.0**-20, 0.25, 1.0])
 STARTS = ((0.0, 0.5), (0.5, 0.5), (-0.5, 0.5), (0.25, -1.0), (0.0, 0.0), (2.0**-20, 2.0**-20))
 
 # Pairs of what is computed and what it should be, relative to the largest entry.
@@ -2222,6 +2249,15 @@ REFERENCES: dict[str, list[tuple[Callable, Callable]]] = {
         )
         for pair in SPECTRA
         for r in range(4)
+    ],
+    "two_layer.adapters.learned": [
+        (
+            lambda rho=rho, c=c, t=t: adapters.learned(t, rho, 0.5, row=c, overlap=OVERLAPS),
+            lambda rho=rho, c=c, t=t: np.array([rotated(t, rho, 0.5, c, q) for q in OVERLAPS]),
+        )
+        for rho in (-2.0, 0.0, 2.0**-20, 1.5)
+        for c in (2.0**-20, 0.5, 4096.0)
+        for t in (0.0, 2.0**-30, 0.25, 2.0, 1024.0)
     ],
     "two_layer.low_rank.displacement": [
         (
@@ -2367,6 +2403,8 @@ SIMULATED = [
     "student_teacher.projection.floor",
     "student_teacher.projection.operator",
     "student_teacher.transfer.crossing",
+    "two_layer.adapters.reduced",
+    "two_layer.layers.balanced_start",
     "two_layer.networks.adapted",
     "two_layer.networks.adapter_flow",
     "two_layer.networks.adapter_sgd",
@@ -2386,6 +2424,7 @@ SIMULATED = [
     "two_layer.networks.descend",
     "two_layer.networks.gradient_flow",
     "two_layer.networks.hessian",
+    "two_layer.networks.layers_flow",
     "two_layer.networks.objective",
     "two_layer.networks.perturbed_losses",
     "two_layer.networks.sgd",

@@ -10,6 +10,7 @@ from sail_jax.lazy import listed
 from theory.two_layer.fine_tuning import fine_tuned_spectrum, misalignment_threshold
 from theory.two_layer.layers import (
     Layers,
+    balanced_start,
     grams,
     ideal,
     identity_start,
@@ -29,6 +30,7 @@ __dir__ = listed(__name__)
 __all__ = [
     "Layers",
     "Trajectory",
+    "balanced_start",
     "fine_tuned_spectrum",
     "flow",
     "grams",

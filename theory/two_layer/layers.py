@@ -174,6 +174,59 @@ def identity_start(d: int, tau: ArrayLike) -> Layers:
 
 
 @problems.defined
+def balanced_start(
+    key: Array, shape: tuple[int, int, int], balance: float = 0.0, scale: ArrayLike = 1.0
+) -> Layers:
+    """Draws a lambda-balanced start for layers of any widths, W_1^T W_1 - W_2 W_2^T = lambda I.
+
+    The singular vectors of both layers are uniform. With g the absolute values of min(o, h, i)
+    standard normal numbers and zeros after them, the singular values are
+
+        sqrt((scale g)^2 + max(lambda, 0)) of W_1,   sqrt((scale g)^2 + max(-lambda, 0)) of W_2.
+
+    A positive lambda requires h <= o and a negative one h <= i, because the larger layer then has
+    full rank h.
+
+    Args:
+      key: Random key.
+      shape: Widths (o, h, i).
+      balance: The imbalance lambda.
+      scale: Size of the singular values of the smaller layer, >= 0.
+
+    Returns:
+      W_1 `(o, h)` and W_2 `(h, i)`.
+
+    Raises:
+      ValueError: If a number is out of range, or the hidden layer is too wide for lambda.
+
+    References:
+      Domine et al., From Lazy to Rich: Exact Learning Dynamics in Deep Linear Networks, 2024 (arXiv
+      2409.14623). Their W_2 is applied last, so lambda has the same sign.
+
+    >>> start = balanced_start(jax.random.key(0), (5, 2, 3), balance=0.5)
+    >>> [[round(float(x), 3) + 0.0 for x in row] for row in imbalance(start)]
+    [[0.5, 0.0], [0.0, 0.5]]
+    """
+    o, h, i = shape
+    problems.check("shape", shape, lambda n: n >= 1, "widths >= 1")
+    problems.check_squares("balance", balance)
+    problems.check("scale", scale, lambda s: (s >= 0) & (s < np.inf), "finite and >= 0")
+    widest = o if balance > 0 else i if balance < 0 else h
+    problems.check("h", h, lambda h: h <= widest, f"at most {widest} where lambda is {balance:g}")
+    drawn, *keys = jax.random.split(key, 4)
+    left, middle, right = (linalg.orthogonal(k, n) for k, n in zip(keys, shape, strict=True))
+    few = min(shape)
+    small = jnp.zeros(h).at[:few].set(scale * jnp.abs(jax.random.normal(drawn, (few,))))
+
+    def layer(size: Array, rows: Array, columns: Array) -> Array:
+        n = min(rows.shape[0], columns.shape[0])
+        return (rows[:, :n] * size[:n]) @ columns[:, :n].T
+
+    w1, w2 = (jnp.sqrt(small**2 + max(c, 0.0)) for c in (balance, -balance))
+    return Layers(layer(w1, left, middle), layer(w2, middle, right))
+
+
+@problems.defined
 def ideal(target: Float[ArrayLike, "o i"], rank: int) -> Layers:
     """Returns the balanced network that has learned only the first n singular directions.
 

@@ -4,8 +4,9 @@ The closed forms of this package are compared with these simulators, which use n
 gradients are computed by `jax.grad`. The conventions are in `layers`.
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from sail_jax import linalg
 from sail_jax.checks import concrete
 from theory import problems
 from theory.two_layer.layers import Layers, check_shapes, loss, theta
+
+Weights = TypeVar("Weights", Layers, list[Layers])
 
 
 @problems.defined
@@ -182,20 +185,20 @@ def gradient_flow(
 
 
 def _integrate(
-    gradient: Callable[[Layers], Layers], start: Layers, times: Array, steps: int
-) -> Layers:
+    gradient: Callable[[Weights], Weights], start: Weights, times: Array, steps: int
+) -> Weights:
     """Follows minus a gradient by the classical Runge-Kutta scheme, from time to time."""
 
-    def speed(layers: Layers) -> Layers:
+    def speed(layers: Weights) -> Weights:
         return jax.tree.map(jnp.negative, gradient(layers))
 
-    def move(layers: Layers, h: Array, direction: Layers) -> Layers:
+    def move(layers: Weights, h: Array, direction: Weights) -> Weights:
         return jax.tree.map(lambda w, v: w + h * v, layers, direction)
 
-    def advance(layers: Layers, increment: Array) -> tuple[Layers, Layers]:
+    def advance(layers: Weights, increment: Array) -> tuple[Weights, Weights]:
         h = increment / steps
 
-        def step(layers: Layers, _) -> tuple[Layers, None]:
+        def step(layers: Weights, _) -> tuple[Weights, None]:
             # Classical Runge-Kutta has slopes at the start, twice in the middle and at the end of
             # the step.
             a = speed(layers)
@@ -344,6 +347,38 @@ def adapter_flow(
     """
     gradient = jax.grad(lambda adapter: loss(adapted(frozen, adapter, scale), target))
     return _integrate(gradient, start, times, steps)
+
+
+@problems.defined
+@partial(jax.jit, static_argnames=("steps",))
+def layers_flow(
+    frozen: Sequence[Array],
+    starts: Sequence[Layers],
+    target: Array,
+    times: Float[Array, " times"],
+    steps: int,
+    *,
+    scale: ArrayLike = 1.0,
+) -> list[Layers]:
+    """Integrates gradient flow of adapters on every layer of a linear network of any depth.
+
+    Args:
+      frozen: The pre-trained weights, the last layer first, which are not trained.
+      starts: B and A at the start for each layer, balanced or not.
+      target: Target map A_ft `(o, i)`.
+      times: Ascending times `(times,)`, >= 0.
+      steps: Number of steps between neighbouring times.
+      scale: The scale s.
+
+    Returns:
+      The layers' B and A with a leading axis `times`.
+    """
+
+    def error(adapters: list[Layers]) -> Array:
+        whole = [w + scale * theta(of) for w, of in zip(frozen, adapters, strict=True)]
+        return jnp.sum((reduce(jnp.matmul, whole) - target) ** 2)
+
+    return _integrate(jax.grad(error), list(starts), times, steps)
 
 
 @problems.defined
