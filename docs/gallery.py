@@ -110,6 +110,14 @@ PICTURES: Mapping[str, Picture] = {
         "once more modes are learned than its rank. It also learns less of the new task. "
         "Networks (dots) agree with the closed forms.",
     ),
+    "lora_start": Picture(
+        "start",
+        "",
+        "From B = 0 the rows of a random A have a best size. Larger rows take longer to rotate, and "
+        "delay small directions more. A rank of 16 helps far less than 16 times. "
+        "If both layers have small adapters, the smaller layer moves almost alone. Each line is "
+        "the mean of a closed form over the law of A.",
+    ),
     "overtraining_further": Picture(
         "best_time",
         "",

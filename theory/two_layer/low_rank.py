@@ -18,9 +18,9 @@ since W_2 has the root of the mode. `displacement` solves this for any initial b
 
 On the map, B and A are a two-layer network with the residual as its target. `flow` therefore solves
 them exactly for any target and any balanced start, and for B = 0 if the rows of A are orthogonal
-and of equal norm. It integrates any other start, such as B = 0 with a random A. From a small start
-in general position, they converge to the best approximation of rank r. `losses` computes its
-losses.
+and of equal norm. It integrates any other start, such as B = 0 with a random A, for which
+`adapters` has an approximation. From a small start in general position, they converge to the best
+approximation of rank r. `losses` computes its losses.
 """
 
 from collections.abc import Sequence

@@ -269,6 +269,20 @@ def merge_or_pool(effect, noise):
             "weights": ["average", "own data", "other data"],
         }
         | ways,
+def lora_start(effect, noise):
+    """The largest of two ranks is twice as fast, and the middle one of three rows the fastest."""
+    half = effect * np.array([[3.0, 2.0, 3.0], [2.0, 1.0, 2.0]])
+    delay = effect * np.array([[0.0, 0.0], [1.0, 0.0]])
+    return xr.Dataset(
+        {
+            "half": (("rank", "row", "seed"), half[..., None] + noise(2, 3, COUNT) / 10),
+            "half_theory": (("rank", "every_row"), abs(half)),
+            "together": (
+                ("shown", "direction", "seed"),
+                np.exp(delay[..., None] + noise(2, 2, COUNT)),
+            ),
+        },
+        {"rank": [1, 4], "row": [0.1, 1.0, 10.0], "every_row": [0.1, 1.0, 10.0]},
     )
 
 
@@ -278,6 +292,7 @@ CLAIMS = {  # the number that each declares on the data above
     ridge_transfer: 4,
     several_sources: 5,
     merge_or_pool: 6,
+    lora_start: 6,
     regularised_transfer: 5,
     transfer_scales: 2,
     divergences: 8,
