@@ -113,10 +113,10 @@ PICTURES: Mapping[str, Picture] = {
     "lora_start": Picture(
         "start",
         "",
-        "From B = 0 the rows of a random A have a best size. Larger rows take longer to rotate, and "
-        "delay small directions more. A rank of 16 helps far less than 16 times. "
-        "If both layers have small adapters, the smaller layer moves almost alone. Each line is "
-        "the mean of a closed form over the law of A.",
+        "From B = 0 the rows of a random A have a best size. Larger rows rotate more slowly, and "
+        "delay small directions more. Rank 16 is only 1.4 to 2.3 times as fast as rank 1. If both "
+        "layers have small adapters, the smaller layer moves almost alone. Each line is the mean "
+        "of a closed form over the law of A.",
     ),
     "overtraining_further": Picture(
         "best_time",

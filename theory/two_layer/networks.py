@@ -6,7 +6,7 @@ gradients are computed by `jax.grad`. The conventions are in `layers`.
 
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
-from typing import TypeVar
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,6 @@ from sail_jax import linalg
 from sail_jax.checks import concrete
 from theory import problems
 from theory.two_layer.layers import Layers, check_shapes, loss, theta
-
-Weights = TypeVar("Weights", Layers, list[Layers])
 
 
 @problems.defined
@@ -185,20 +183,20 @@ def gradient_flow(
 
 
 def _integrate(
-    gradient: Callable[[Weights], Weights], start: Weights, times: Array, steps: int
-) -> Weights:
+    gradient: Callable[[Layers], Layers], start: Layers, times: Array, steps: int
+) -> Layers:
     """Follows minus a gradient by the classical Runge-Kutta scheme, from time to time."""
 
-    def speed(layers: Weights) -> Weights:
+    def speed(layers: Layers) -> Layers:
         return jax.tree.map(jnp.negative, gradient(layers))
 
-    def move(layers: Weights, h: Array, direction: Weights) -> Weights:
+    def move(layers: Layers, h: Array, direction: Layers) -> Layers:
         return jax.tree.map(lambda w, v: w + h * v, layers, direction)
 
-    def advance(layers: Weights, increment: Array) -> tuple[Weights, Weights]:
+    def advance(layers: Layers, increment: Array) -> tuple[Layers, Layers]:
         h = increment / steps
 
-        def step(layers: Weights, _) -> tuple[Weights, None]:
+        def step(layers: Layers, _) -> tuple[Layers, None]:
             # Classical Runge-Kutta has slopes at the start, twice in the middle and at the end of
             # the step.
             a = speed(layers)
@@ -378,7 +376,8 @@ def layers_flow(
         whole = [w + scale * theta(of) for w, of in zip(frozen, adapters, strict=True)]
         return jnp.sum((reduce(jnp.matmul, whole) - target) ** 2)
 
-    return _integrate(jax.grad(error), list(starts), times, steps)
+    # Every pytree of weights is integrated alike.
+    return cast("Any", _integrate)(jax.grad(error), list(starts), times, steps)
 
 
 @problems.defined
