@@ -57,7 +57,9 @@ def _(name, time, row=0.8, o=3, i=5):
     a = sqrt(row) * np.linalg.qr(fixed(8, i, RANK))[0].T
     overlap = float(np.sum((a @ v) ** 2)) / row
     predicted = adapters.learned(time, RHO, SCALE, row=row, overlap=overlap)
-    return predicted, deterministic(lambda: u @ _trained(a, RHO * np.outer(u, v), time) @ v, EXACT)
+    return predicted, deterministic(
+        lambda: float(u @ _trained(a, RHO * np.outer(u, v), time) @ v), EXACT
+    )
 
 
 @claim("LoRA-equivalent/limit")
@@ -73,7 +75,7 @@ def _(time=0.7, i=32, row=0.3):
     a, v = sqrt(row / i) * fixed(9, RANK, i), np.eye(i)[0]
     of_row, overlap = adapters.equivalent(a, v)
     predicted = adapters.learned(time, RHO, SCALE, row=of_row, overlap=overlap)
-    return predicted, deterministic(lambda: _trained(a, RHO * v[None], time)[0, 0], 0.013)
+    return predicted, deterministic(lambda: float(_trained(a, RHO * v[None], time)[0, 0]), 0.013)
 
 
 @claim("LoRA-speed/ours")
@@ -156,7 +158,7 @@ def _(layer):
     Domain: three layers w={DEEP[0]}, A={DEEP[1]}, s={SCALE}, σ_ft={TARGET}, t → ∞
     """
     predicted = adapters.layer_weights(TARGET, *DEEP, SCALE)[layer - 1]
-    return predicted, deterministic(lambda: _deep(4.0)[layer - 1])
+    return predicted, deterministic(lambda: float(_deep(4.0)[layer - 1]))
 
 
 @claim("LoRA-layers-time/ours")
@@ -170,7 +172,7 @@ def _(level=2.5):
     Domain: three layers w={DEEP[0]}, A={DEEP[1]}, s={SCALE}, σ_ft={TARGET}, when y={level}
     """
     time = float(adapters.layer_time(level, TARGET, *DEEP, SCALE))
-    return level, deterministic(lambda: np.prod(_deep(time)), EXACT)
+    return level, deterministic(lambda: float(np.prod(_deep(time))), EXACT)
 
 
 @claim(

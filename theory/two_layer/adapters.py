@@ -29,7 +29,7 @@ the same for every layer l, and all layers have one common integral
 A mode of any depth is thus described by one number h, from h = 0.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -41,6 +41,8 @@ from jaxtyping import Array, Float
 from sail_jax import linalg
 from theory import problems
 from theory.two_layer.layers import Layers, check_shapes
+
+Layerwise = Sequence[float] | Float[ArrayLike, " layers"]
 
 # Bisections, enough for float64.
 HALVINGS = 64
@@ -130,7 +132,8 @@ def equivalent(
     Returns:
       The row and the overlap, each with the leading shape of A.
 
-    >>> [round(float(x), 3) for x in equivalent([[0.6, 0.8]], [1.0, 0.0])]
+    >>> found = equivalent(jnp.array([[0.6, 0.8]]), jnp.array([1.0, 0.0]))
+    >>> [round(float(x), 3) for x in found]
     [1.0, 0.36]
     """
     a, v = jnp.asarray(a, float), jnp.asarray(direction, float)
@@ -178,8 +181,8 @@ def reduced(
 @problems.in_float64
 def layer_weights(
     level: ArrayLike,
-    weights: Sequence[float] | Float[ArrayLike, " layers"],
-    starts: Sequence[float] | Float[ArrayLike, " layers"],
+    weights: Layerwise,
+    starts: Layerwise,
     scale: ArrayLike = 1.0,
 ) -> Float[Array, " layers"]:
     """Computes the weights of all layers in a mode when their product has a given value.
@@ -204,16 +207,16 @@ def layer_weights(
     >>> [round(float(x), 3) for x in layer_weights(4.0, [1.0, 2.0], [0.1, 0.1])]
     [1.929, 2.074]
     """
-    level, weights, kappa = _checked(level, weights, starts, scale)
-    return _positions(_integral(level, weights, kappa), weights, kappa)
+    y, w, kappa = _checked(level, weights, starts, scale)
+    return _positions(_integral(y, w, kappa), w, kappa)
 
 
 @problems.in_float64
 def layer_time(
     level: ArrayLike,
     target: ArrayLike,
-    weights: Sequence[float] | Float[ArrayLike, " layers"],
-    starts: Sequence[float] | Float[ArrayLike, " layers"],
+    weights: Layerwise,
+    starts: Layerwise,
     scale: ArrayLike = 1.0,
 ) -> Array:
     """Computes when the product of all layers in a mode has a given value.
@@ -238,23 +241,23 @@ def layer_time(
     >>> round(float(layer_time(2.0, 4.0, [1.0, 1.0], [0.1, 0.1])), 3)
     0.422
     """
-    level, weights, kappa = _checked(level, weights, starts, scale)
+    last, w, kappa = _checked(level, weights, starts, scale)
     target = jnp.asarray(target, float)
     problems.check("target", target, lambda f: (f > 0) & (f < np.inf), "finite and positive")
-    way = (level - jnp.prod(weights)) / (target - jnp.prod(weights))
+    way = (last - jnp.prod(w)) / (target - jnp.prod(w))
     problems.check("level", way, lambda x: (x >= 0) & (x < 1), "between the start and the target")
-    end = _integral(level, weights, kappa)
+    end = _integral(last, w, kappa)
     nodes, masses = np.polynomial.legendre.leggauss(NODES)
     first = np.append(0.0, 0.5 ** np.arange(PANELS, 0, -1))
     edges = np.append(first, 1 - first[-2::-1])
     widths = np.diff(edges)[:, None]
     share = (edges[:-1, None] + widths * (nodes + 1) / 2).ravel()
     mass = (widths * masses / 2).ravel()
-    y = jnp.prod(jax.vmap(partial(_positions, weights=weights, kappa=kappa))(end * share), -1)
+    y = jnp.prod(jax.vmap(partial(_positions, weights=w, kappa=kappa))(end * share), -1)
     return jnp.sum(mass * end / (2 * jnp.asarray(scale, float) * y * (target - y)))
 
 
-def _checked(level: ArrayLike, weights: ArrayLike, starts: ArrayLike, scale: ArrayLike) -> tuple:
+def _checked(level: ArrayLike, weights: Layerwise, starts: Layerwise, scale: ArrayLike) -> tuple:
     """Checks the arguments of a mode, and returns level, weights and kappa = s a^2."""
     level, w, a, s = (jnp.asarray(x, float) for x in (level, weights, starts, scale))
     if w.ndim != 1 or w.shape != a.shape or not w.size:
@@ -269,7 +272,7 @@ def _checked(level: ArrayLike, weights: ArrayLike, starts: ArrayLike, scale: Arr
 
 
 def _angle(moved: Array, kappa: Array) -> Array:
-    """Inverts x - w = kappa/2 sinh(2 angle). Without an adapter it is infinite."""
+    """Inverts x - w = kappa/2 sinh(2 angle)."""
     return jnp.arcsinh(2 * moved / kappa) / 2
 
 
@@ -306,10 +309,10 @@ def _positions(h: Array, weights: Array, kappa: Array) -> Array:
     return weights + jnp.where(has, kappa / 2 * jnp.sinh(2 * angle), 0.0)
 
 
-def _bisect(too_far, low: Array, high: Array) -> Array:
+def _bisect(too_far: Callable[[Array], Array], low: Array, high: Array) -> Array:
     """Halves intervals until their ends are neighbours."""
 
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = (low + high) / 2
         beyond = too_far(middle)

@@ -100,19 +100,21 @@ def _halfway(residual: ArrayLike, row: ArrayLike, overlap: ArrayLike) -> np.ndar
     return np.exp(high)
 
 
-def _trained(a: np.ndarray, sizes: ArrayLike, times: np.ndarray, steps: int) -> np.ndarray:
+def _trained(a: np.ndarray, sizes: Sequence[float], times: np.ndarray, steps: int) -> np.ndarray:
     """Trains adapters on a residual with the first inputs as directions: parts [seed, time, k].
 
     The adapters are reduced to the directions in which they can move, which is exact.
     """
-    k, sizes = np.size(sizes), np.asarray(sizes)
+    k = len(sizes)
     residual = np.zeros((k, a.shape[2]))
-    residual[:, :k] = np.diag(sizes)
+    residual[:, :k] = np.diag(np.asarray(sizes))
     zero = jnp.zeros((k, a.shape[1]))
     small = [adapters.reduced(Layers(zero, jnp.asarray(one)), residual) for one in a]
     starts, targets, left, right = jax.tree.map(lambda *rows: jnp.stack(rows), *small)
     paths = _followed(starts, targets, jnp.asarray(times), steps)
-    return np.asarray(jnp.einsum("skm,stmn,snk->stk", left, paths, right[..., :k])) / sizes
+    return np.asarray(jnp.einsum("skm,stmn,snk->stk", left, paths, right[..., :k])) / np.asarray(
+        sizes
+    )
 
 
 @partial(jax.jit, static_argnames="steps")
@@ -123,7 +125,9 @@ def _followed(starts: Layers, targets: jax.Array, times: jax.Array, steps: int) 
     return jax.vmap(one)(starts, targets, times)
 
 
-def _crossed(config: Config, rank: int, row: float, sizes: ArrayLike, *where: int) -> np.ndarray:
+def _crossed(
+    config: Config, rank: int, row: float, sizes: Sequence[float], *where: int
+) -> np.ndarray:
     """Trains adapters and returns when half of each direction is learned, [direction, seed]."""
     a = _drawn(config, rank, row, *where)
     seen = [adapters.equivalent(a, v) for v in np.eye(config.width)[: np.size(sizes)]]
@@ -184,7 +188,7 @@ def _layers(config: Config) -> dict[str, np.ndarray]:
     """Trains adapters on both layers until most of the way to the target."""
     level, one = 1 + DONE * (config.target - 1), jnp.ones((1, 1))
 
-    def weights(ratios: ArrayLike) -> np.ndarray:
+    def weights(ratios: Sequence[float] | np.ndarray) -> np.ndarray:
         return np.sqrt(np.array([ratios, 1 / np.asarray(ratios)])).T
 
     def part(ends: ArrayLike, own: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ def test_a_direction_within_the_rows_is_an_aligned_mode():
 
 def test_a_direction_outside_of_the_rows_is_never_learned_and_any_other_is_in_the_end():
     assert not np.any(adapters.learned(TIMES, RHO, row=0.3, overlap=0.0))
-    ends = adapters.learned(1e6, RHO, row=[1e-9, 1.0, 30.0], overlap=1e-9)
+    ends = adapters.learned(1e6, RHO, row=np.array([1e-9, 1.0, 30.0]), overlap=1e-9)
     np.testing.assert_allclose(ends, np.broadcast_to(RHO, (3, 3)), rtol=1e-12)
 
 
@@ -114,7 +114,7 @@ def test_balanced_starts(widths, balance):
         (lambda: adapters.learned(1.0, 1.0, row=0.0, overlap=0.5), "row must be positive"),
         (lambda: adapters.learned(1.0, 1.0, row=1.0, overlap=1.5), r"overlap must be in \[0, 1\]"),
         (lambda: adapters.learned(np.inf, 1.0, row=1.0, overlap=0.5), "time must be finite"),
-        (lambda: adapters.equivalent(np.zeros((1, 2)), [1.0, 0.0]), "must be a number"),
+        (lambda: adapters.equivalent(np.zeros((1, 2)), np.eye(2)[0]), "must be a number"),
         (lambda: adapters.layer_weights(0.0, [1.0], [1.0]), "level must be finite and positive"),
         (lambda: adapters.layer_weights(2.0, [1.0], [0.0]), "starts must be positive in one"),
         (lambda: adapters.layer_weights(2.0, [1.0], [1.0, 1.0]), "one number for each layer"),
