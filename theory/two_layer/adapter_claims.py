@@ -154,11 +154,13 @@ def _(layer):
     where w_l α_l + κ_l/2·sinh²(α_l) is the same for all layers and κ_l = s a_l². x_l is compared at
     the end
 
+    The tolerance covers the error of the Runge-Kutta scheme.
+
     Source: {SOURCE}, on every layer
     Domain: three layers w={DEEP[0]}, A={DEEP[1]}, s={SCALE}, σ_ft={TARGET}, t → ∞
     """
     predicted = adapters.layer_weights(TARGET, *DEEP, SCALE)[layer - 1]
-    return predicted, deterministic(lambda: float(_deep(4.0)[layer - 1]))
+    return predicted, deterministic(lambda: float(_deep(1.0)[layer - 1]), EXACT)
 
 
 @claim("LoRA-layers-time/ours")
