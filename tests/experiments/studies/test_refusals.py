@@ -368,6 +368,7 @@ REFUSED: dict[str, list[tuple[Any, ...]]] = {
     "merge_or_pool": [
         ("d", 30, " must be a multiple of 4; got 30"),
         ("loads", (1.1, 2.0), r" must be at least \(d \+ 4\) / d = 1.17"),
+    ],
     "lora_start": [
         ("rank", 513, "s and rank must be at most width = 512; got .* and 513"),
         ({"width": 16, "directions": tuple(range(1, 18))}, "directions must be at most width = 16"),

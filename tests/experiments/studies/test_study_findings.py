@@ -269,6 +269,9 @@ def merge_or_pool(effect, noise):
             "weights": ["average", "own data", "other data"],
         }
         | ways,
+    )
+
+
 def lora_start(effect, noise):
     """The largest of two ranks is twice as fast, and the middle one of three rows the fastest."""
     half = effect * np.array([[3.0, 2.0, 3.0], [2.0, 1.0, 2.0]])
