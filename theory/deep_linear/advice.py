@@ -11,17 +11,21 @@ choose one from scratch. The candidates with a penalty are
     ridge transfer      linear transfer with a penalty on its coefficient
     L2-SP               a pull towards the source
     scaled L2-SP        a pull towards the best multiple of the source, also a negative one
-    free direction      ridge regression with no penalty along the source.
+    free direction      ridge regression with no penalty along the source
+    fixed direction     ridge regression across the source, next to its best multiple.
 
 Each has the penalty with the smallest expected risk, which depends on the noise and the angle.
 Scaled L2-SP is never worse than ridge regression from scratch, the multiple 0, nor than L2-SP. The
-free direction is never worse than linear transfer, the infinite penalty. The paper compares
-transfer with scratch training without a penalty. `against="unregularised"` does the same.
+free direction is never worse than linear transfer, the infinite penalty. For isotropic inputs the
+fixed direction has the smallest risk of all methods that are linear in the labels: at a given
+angle, the target's component along the source is known, and across it every direction is equally
+likely. The others show what is lost by fewer choices. The paper compares transfer with scratch
+training without a penalty. `against="unregularised"` does the same.
 """
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,14 +41,21 @@ from theory.deep_linear.certainty import EXACT, Known
 from theory.deep_linear.estimators import check_data
 
 Against = Literal["regularised", "unregularised"]
+T = TypeVar("T")
+
+# The candidates, simpler ones first: of two equal risks the first is advised.
+METHODS = (
+    "scratch", "ridge from scratch", "linear transfer", "ridge transfer", "fine-tuning", "L2-SP",
+    "scaled L2-SP", "free direction", "fixed direction",
+)  # fmt: skip
+PAPER = METHODS[0], *METHODS[2:5]
 
 
 class Advice(NamedTuple):
     """The method with the smallest expected risk, compared with the others.
 
     Attributes:
-      method: Name of the best method: "scratch", "ridge from scratch", "linear transfer",
-        "ridge transfer", "fine-tuning", "L2-SP", "scaled L2-SP" or "free direction".
+      method: Name of the best method, one of `METHODS`.
       risk: Its expected risk.
       runner_up: Name of the second-best method.
       margin: The runner-up's risk minus the best risk.
@@ -53,6 +64,8 @@ class Advice(NamedTuple):
         sample.
       undecided: Methods whose risks are within the errors of the best one.
       settings: The best "penalty" and the "scale" of the source, for the methods that have them.
+        L2-SP towards features has a second penalty "along" them.
+      simplest: The first of `METHODS` whose risk is at most 1 % above the best one.
     """
 
     method: str
@@ -63,6 +76,7 @@ class Advice(NamedTuple):
     known: dict[str, Known] = {}  # noqa: RUF012
     undecided: tuple[str, ...] = ()
     settings: dict[str, dict[str, float]] = {}  # noqa: RUF012
+    simplest: str = ""
 
     def _repr_html_(self) -> str:
         rows = []
@@ -91,9 +105,9 @@ def transfer_risks(
 
     "scratch", "linear transfer" and "ridge transfer" (at the best ridge) are exact at finite n and
     d. "fine-tuning" is the exact scratch risk minus the limiting gain (n, d -> inf). "ridge from
-    scratch", "L2-SP", "scaled L2-SP" and "free direction", at the best penalty, are deterministic
-    equivalents (n and d large). The penalties are those of `penalised.best_penalty` and
-    `optimal_ridge`. `advise` computes the risks at finite n and d.
+    scratch", "L2-SP", "scaled L2-SP", "free direction" and "fixed direction", at the best penalty,
+    are deterministic equivalents (n and d large). The penalties are those of
+    `penalised.best_penalty` and `optimal_ridge`. `advise` computes the risks at finite n and d.
 
     Args:
       n: Number of target samples, >= 1.
@@ -126,6 +140,7 @@ def transfer_risks(
     L2-SP: 0.28
     scaled L2-SP: 0.19
     free direction: 0.19
+    fixed direction: 0.19
     """
     scratch = risks.scratch_risk(n=n, d=d, sigma=sigma, allow_infinite=True)
     gain = risks.transferability(
@@ -133,15 +148,17 @@ def transfer_risks(
     )
     by_method = {"scratch": scratch, **_refits(n, theta, sigma), "fine-tuning": scratch - gain}
     if against == "regularised":
-        by_method = _with_penalised(
-            by_method,
-            penalised.best_risk(n=n, d=d, distance=1.0, sigma=sigma),
-            penalised.best_risk(n=n, d=d, distance=_distance(theta, size), sigma=sigma),
-            penalised.best_risk(n=n, d=d, distance=problems.cos_sin(theta)[1], sigma=sigma),
-            _free(n, d, theta, sigma, by_method["linear transfer"]),
-        )
+        sin = problems.cos_sin(theta)[1]
+        for name, distance in (
+            ("ridge from scratch", 1.0),
+            ("L2-SP", _distance(theta, size)),
+            ("scaled L2-SP", sin),
+        ):
+            by_method[name] = penalised.best_risk(n=n, d=d, distance=distance, sigma=sigma)
+        by_method["free direction"] = _free(n, d, theta, sigma, by_method["linear transfer"])
+        by_method["fixed direction"] = _fixed(n, d, sin, sigma)
     shape = jnp.broadcast_shapes(*(v.shape for v in by_method.values()))
-    return {name: jnp.broadcast_to(value, shape) for name, value in by_method.items()}
+    return {name: jnp.broadcast_to(value, shape) for name, value in _in_order(by_method).items()}
 
 
 @renamed("n", "d", "theta", "sigma", until="0.4")
@@ -178,9 +195,9 @@ def advise(
       ValueError: If an argument is out of range.
 
     >>> advise(n=50, d=500, theta=0.3, sigma=0.2).method
+    'fixed direction'
+    >>> advise(n=50, d=500, theta=0.3, sigma=0.2).simplest
     'scaled L2-SP'
-    >>> advise(n=98, d=100, theta=jnp.pi / 2, sigma=0.2).method
-    'ridge from scratch'
     >>> advise(n=98, d=100, theta=1.5, sigma=0.2, against="unregularised").method
     'ridge transfer'
     """
@@ -230,6 +247,9 @@ def _settings(
     if n > 2 and d > 1:
         penalty = penalised.best_penalty(n=n - 1, d=d - 1, distance=sin, sigma=sigma)
         found["free direction"] = {"penalty": float(penalty) * (n - 1) / n}
+    if d > 1:
+        penalty = penalised.best_penalty(n=n, d=d - 1, distance=sin, sigma=sigma)
+        found["fixed direction"] = {"scale": cos / size, "penalty": float(penalty)}
     return {name: found[name] for name in names if name in found}
 
 
@@ -247,9 +267,9 @@ def advise_tasks(
 ) -> Advice:
     """Recommends how to use a source, given the weight vectors of both tasks.
 
-    With `inputs`, the risks of linear and ridge transfer are exact. The others are limits of large
-    n and d, and their error at this n and d is measured on random data sets. Without `inputs` the
-    risks are those of `advise`.
+    With `inputs`, the risks of linear and ridge transfer are exact, and so are those of scratch
+    training and fine-tuning for n >= d. The others are limits of large n and d, and their error at
+    this n and d is measured on random data sets. Without `inputs` the risks are those of `advise`.
 
     Args:
       beta_s: Source task `(d,)`, nonzero.
@@ -269,7 +289,7 @@ def advise_tasks(
       ValueError: If an argument is out of range or shapes do not conform.
 
     >>> advise_tasks(jnp.array([1.0, 0.0]), jnp.array([1.0, 0.5]), n=50, sigma=0.1).method
-    'L2-SP'
+    'fixed direction'
     """
     theta, size = angle(beta_s, beta_t), jnp.linalg.norm(jnp.asarray(beta_t, dtype=float))
     if inputs is None:
@@ -286,26 +306,19 @@ def advise_tasks(
             s, source, target, n=n, sigma=sigma, depth=depth
         ),
     }
-    settings: dict[str, dict[str, float]] = {}
+    rank, exact = int((s > 0).sum()), {*refits}
+    if n >= rank - (sigma > 0):  # the risk depends only on the rank, and the source is forgotten
+        every = risks.scratch_risk(n=n, d=rank, sigma=sigma, allow_infinite=True)
+        by_method |= {"scratch": every, "fine-tuning": every}
+        exact |= {"scratch", "fine-tuning"}
+    best = risks.optimal_ridge(n=n, theta=theta, sigma=sigma / jnp.sqrt(size2))
+    settings = {"ridge transfer": {"penalty": float(best)}}
     if against == "regularised":
-        scratch, towards = (
-            penalised.best_risk_of(s, offset, n=n, sigma=sigma)
-            for offset in (target, target - source)
-        )
-        scaled = penalised.best_scaled_risk_of(s, source, target, n=n, sigma=sigma)
-        penalty, free = jnp.nan, by_method["linear transfer"]
-        if n > 2 and s.size > 1:
-            rest = regularised.across(s, source, target)
-            penalty, risk = penalised.best_risk_of(*rest, n=n - 1, sigma=sigma)
-            free = risks.refitted_risk(n=n, rest=risk, sigma=sigma)
-        by_method = _with_penalised(by_method, scratch[1], towards[1], scaled[2], free)
-        settings = {
-            "ridge from scratch": {"scale": 0.0, "penalty": float(scratch[0])},
-            "L2-SP": {"scale": 1.0, "penalty": float(towards[0])},
-            "scaled L2-SP": {"scale": float(scaled[1]), "penalty": float(scaled[0])},
-            "free direction": {"scale": 0.0, "penalty": float(penalty) * (n - 1) / n},
-        }
-    exact = {*refits} if n > 2 and s.size > 1 else {*refits, "free direction"}
+        penalised_ones = _penalised(s, source, target, n, sigma, by_method["linear transfer"])
+        by_method |= {name: risk for name, (risk, _) in penalised_ones.items()}
+        settings |= {name: at for name, (_, at) in penalised_ones.items()}
+    if not (n > 2 and s.size > 1):
+        exact |= {"free direction"}
     limits = {name: float(v) for name, v in by_method.items() if name not in exact}
     known = certainty.any_inputs(
         np.asarray(s),
@@ -317,6 +330,7 @@ def advise_tasks(
         limits=limits,
         settings=settings,
     )
+    by_method = _in_order(by_method)
     return _advice(by_method, 1.0, {name: known.get(name, EXACT) for name in by_method}, settings)
 
 
@@ -333,10 +347,12 @@ def advise_features(
     """Recommends how to use a source with k features, for a target of m outputs.
 
     Fine-tuning from k > 1 features without a penalty is omitted, because its law is unknown.
-    "scratch" and "linear transfer" are exact. The methods with a penalty are deterministic
-    equivalents (n and k large), each at its best penalties. L2-SP uses only the source's features
-    here. It pulls the part of the fit outside their span to 0 with one penalty, and the part inside
-    with another.
+    L2-SP uses only the source's features here. It pulls the part of the fit outside their span to 0
+    with one penalty, and the part inside with another. Its risk is a limit of large n and k, and
+    its error at these sizes is measured on random data sets. The other risks are exact where n and
+    d are at most in the hundreds. The free direction leaves all features free of the penalty.
+    "scaled L2-SP" and "fixed direction" are candidates for k = 1 only, because the best multiple
+    of each of k features would be the target itself. Each output has its own multiple.
 
     Args:
       features: Feature matrix `(d, k)` with linearly independent columns, not necessarily
@@ -365,26 +381,42 @@ def advise_features(
         raise ValueError("features must have linearly independent columns; drop the superfluous")
     of = subspace.overlap(U, B)
     of_all = subspace.overlap(jnp.eye(U.shape[0]), B)
-    noise = of.missed + of.m * sigma**2
-    by_method = {
-        "scratch": subspace.linear_transfer_risk(n=n, of=of_all, sigma=sigma, allow_infinite=True),
-        "linear transfer": subspace.linear_transfer_risk(
-            n=n, of=of, sigma=sigma, allow_infinite=True
-        ),
+    d, sigma_all = len(U), jnp.sqrt(of.m) * sigma  # the noise of all outputs together
+    plain, refitted = (
+        subspace.linear_transfer_risk(n=n, of=part, sigma=sigma, allow_infinite=True)
+        for part in (of_all, of)
+    )
+    found = {"scratch": (float(plain), EXACT)}
+    found |= dict.fromkeys(("linear transfer", "free direction"), (float(refitted), EXACT))
+    around = float(_around(of, d, n, sigma_all))
+    found |= certainty.features(n=n, d=d, of=of, sigma=float(sigma_all), around=around)
+    found = _in_order(found, METHODS if against == "regularised" else PAPER)
+    return _advice(
+        {name: risk for name, (risk, _) in found.items()},
+        1.0,
+        {name: known for name, (_, known) in found.items()},
+        _in_order(_feature_settings(of, d, n, sigma_all), found),
+    )
+
+
+def _feature_settings(
+    of: subspace.Overlap, d: int, n: int, sigma: Array
+) -> dict[str, dict[str, float]]:
+    """Computes the best penalties of what `advise_features` offers, exactly."""
+
+    def best(size: int | Array, part2: Array, noise: Array = sigma) -> float:
+        distance = jnp.sqrt(part2)
+        return float(penalised.best_penalty(n=n, d=size, distance=distance, sigma=noise))
+
+    across = best(d - of.k, of.missed) if d > of.k else math.inf
+    return {
+        "ridge from scratch": {"penalty": best(d, of.explained + of.missed)},
+        "ridge transfer": {"penalty": best(of.k, of.explained, jnp.hypot(of.missed**0.5, sigma))},
+        "L2-SP": {"along": best(of.k, of.explained), "penalty": across},
+        "scaled L2-SP": {"penalty": best(d, of.missed)},
+        "free direction": {"penalty": across},
+        "fixed direction": {"penalty": across},
     }
-    if of.explained > 0:
-        best = of.k * noise / (n * of.explained)
-        # The features are isotropic, so only the length of the signal matters.
-        signal = jnp.zeros(of.k).at[0].set(of.explained)
-        at = covariance.equivalent(jnp.ones(of.k), n, best)
-        by_method["ridge transfer"] = of.missed + at.risk(signal, jnp.sqrt(noise))
-    if against == "regularised":
-        d, sigma_all = len(U), jnp.sqrt(of.m) * sigma  # the noise of all outputs together
-        scratch = penalised.best_risk(n=n, d=d, distance=jnp.linalg.norm(B), sigma=sigma_all)
-        by_method = _with_penalised(by_method, scratch, _around(of, d, n, sigma_all))
-    exact = "scratch", "linear transfer"
-    known = {name: EXACT if name in exact else Known("limit", None) for name in by_method}
-    return _advice(by_method, 1.0, known)
 
 
 def _around(of: subspace.Overlap, d: int, n: int, sigma: Array) -> Array:
@@ -571,18 +603,9 @@ def _distance(theta: ArrayLike, size: ArrayLike) -> Array:
     return jnp.sqrt((1 - size) ** 2 + 4 * size * half**2)
 
 
-def _with_penalised(
-    by_method: dict[str, Array], ridge: Array, towards: Array, *more: Array
-) -> dict[str, Array]:
-    """Adds ridge regression and related methods to those that the paper compares."""
-    scratch = by_method.pop("scratch")
-    relatives = dict(zip(("scaled L2-SP", "free direction"), more, strict=False))
-    return {
-        "scratch": scratch,
-        "ridge from scratch": ridge,
-        **by_method,
-        "L2-SP": towards,
-    } | relatives
+def _in_order(by_method: dict[str, T], among: Collection[str] = METHODS) -> dict[str, T]:
+    """Selects candidates, in the order of `METHODS`."""
+    return {name: by_method[name] for name in METHODS if name in by_method and name in among}
 
 
 @problems.unchecked_in_float64
@@ -596,6 +619,57 @@ def _free(
         n=jnp.where(some, n, 3.0), d=jnp.where(some, d, 2.0), theta=theta, sigma=sigma
     )
     return jnp.where(some, risk, jnp.asarray(linear, dtype=float))
+
+
+@problems.unchecked_in_float64
+def _fixed(n: ArrayLike, d: ArrayLike, sin: Array, sigma: ArrayLike) -> Array:
+    """Computes the limiting risk of the fixed direction; in one dimension it fits nothing."""
+    d = jnp.asarray(d, dtype=float)
+    risk = penalised.best_risk(n=n, d=jnp.maximum(d - 1, 1.0), distance=sin, sigma=sigma)
+    return jnp.where(d > 1, risk, sin**2)
+
+
+def _penalised(
+    s: Array, source: Array, target: Array, n: int, sigma: ArrayLike, linear: Array
+) -> dict[str, tuple[Array, dict[str, float]]]:
+    """Computes limiting risks and settings of the methods with a penalty, for any covariance."""
+    scratch, towards = (
+        penalised.best_risk_of(s, offset, n=n, sigma=sigma) for offset in (target, target - source)
+    )
+    scaled = penalised.best_scaled_risk_of(s, source, target, n=n, sigma=sigma)
+    free = jnp.asarray(jnp.nan), linear
+    if n > 2 and s.size > 1:
+        penalty, rest = penalised.best_risk_of(
+            *regularised.across(s, source, target), n=n - 1, sigma=sigma
+        )
+        free = penalty * (n - 1) / n, risks.refitted_risk(n=n, rest=rest, sigma=sigma)
+    fixed = _fixed_of(s, source, target, n, sigma)
+    return {
+        name: (risk, {"scale": float(scale), "penalty": float(penalty)})
+        for name, (penalty, scale, risk) in {
+            "ridge from scratch": (scratch[0], 0.0, scratch[1]),
+            "L2-SP": (towards[0], 1.0, towards[1]),
+            "scaled L2-SP": scaled,
+            "free direction": (free[0], 0.0, free[1]),
+            "fixed direction": fixed,
+        }.items()
+    }
+
+
+def _fixed_of(
+    s: Array, source: Array, target: Array, n: int, sigma: ArrayLike
+) -> tuple[Array, Array, Array]:
+    """Computes the best penalty across the source, the multiple, and the limiting risk."""
+    scale = source @ target / (source @ source)
+    if s.size == 1:
+        return jnp.asarray(jnp.inf), scale, jnp.zeros(())
+    basis = linalg.qr(source[:, None], mode="complete")[0][:, 1:]
+    # The eigenvalues of a covariance Q^T diag(s) Q cannot be negative in this form.
+    _, values, vectors = linalg.svd(jnp.sqrt(s)[:, None] * basis, full_matrices=False)
+    penalty, risk = penalised.best_risk_of(
+        values**2, vectors @ (basis.T @ target), n=n, sigma=sigma
+    )
+    return penalty, scale, risk
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
@@ -633,4 +707,7 @@ def _advice(
         return plain[name] == plain[first] or plain[name] - plain[first] <= errors
 
     undecided = tuple(name for name in plain if how and name != first and near(name))
-    return Advice(first, plain[first], second, margin, plain, how, undecided, settings or {})
+    simplest = next(name for name in plain if plain[name] <= 1.01 * plain[first])
+    return Advice(
+        first, plain[first], second, margin, plain, how, undecided, settings or {}, simplest
+    )

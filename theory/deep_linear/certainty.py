@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from theory.deep_linear import overlaps, penalised, risks, wishart
+from theory.deep_linear import overlaps, penalised, risks, subspace, wishart
 
 DRAWS = 4000  # of the law of fine-tuning
 WORK = 2e9  # multiplications on drawn data sets, about a second
@@ -56,11 +56,65 @@ def isotropic(*, n: int, d: int, theta: float, sigma: float, depth: float, size:
     for name, distance in (("ridge from scratch", 1.0), ("L2-SP", apart), ("scaled L2-SP", sin)):
         found[name] = _ridge(n, d, distance, sigma)
     if n > 2 and d > 1:
-        rest, known = _ridge(n - 1, d - 1, sin, sigma)
-        risk = float(risks.refitted_risk(n=n, rest=rest, sigma=sigma))
-        error = (known.error or 0.0) * (n - 1) / (n - 2)
-        found["free direction"] = risk, known._replace(error=error)
+        found["free direction"] = _free(n, d, 1, sin, sigma)
+    if d > 1:
+        found["fixed direction"] = _ridge(n, d - 1, sin, sigma)
     return found
+
+
+def features(*, n: int, d: int, of: subspace.Overlap, sigma: float, around: float) -> Measured:
+    """Computes the risks that `advise_features` offers, at finite n, d and k.
+
+    Args:
+      n: Number of target samples.
+      d: Dimension.
+      of: Overlap of the target with the features.
+      sigma: Standard deviation of the noise on all outputs together.
+      around: Limit of the risk of ridge regression with one penalty inside the features' span and
+        another outside, which is "L2-SP".
+
+    Returns:
+      The risk of each such method, and how it was obtained. The error of L2-SP is measured on
+      random data sets.
+    """
+    inside2, missed2, k = float(of.explained), float(of.missed), int(of.k)
+    inside, missed = inside2**0.5, missed2**0.5
+    learned, how = _ridge(n, k, inside, float(np.hypot(missed, sigma)))
+    found: Measured = {
+        "ridge from scratch": _ridge(n, d, float(np.hypot(inside, missed)), sigma),
+        "ridge transfer": (missed2 + learned, how),
+        "L2-SP": (around, _around(n, d, of, sigma, around)),
+    }
+    if n > k + 1 and d > k:
+        found["free direction"] = _free(n, d, k, missed, sigma)
+    if k == 1:  # the source is known up to a multiple for each output
+        found["scaled L2-SP"] = _ridge(n, d, missed, sigma)
+        found["fixed direction"] = _ridge(n, d - 1, missed, sigma) if d > 1 else (missed2, EXACT)
+    return found
+
+
+def _around(n: int, d: int, of: subspace.Overlap, sigma: float, limit: float) -> Known:
+    """Measures the error of the limit. Only the lengths of both parts of the target matter."""
+    k, rng = int(of.k), np.random.default_rng(0)
+    inside2, missed2 = float(of.explained), float(of.missed)
+    spread = np.repeat([inside2 / k, missed2 / max(d - k, 1)], [k, d - k]) ** 0.5
+    target = np.zeros(d)
+    target[-1] = missed2**0.5
+    target[0] = inside2**0.5
+    risk = np.empty(_draws(n, d))
+    for i in range(risk.size):
+        x = rng.standard_normal((n, d))
+        parts = np.linalg.svd(x * spread, full_matrices=False)
+        fit = spread * _ridge_fit(parts, x @ target + sigma * rng.standard_normal(n), sigma**2)
+        risk[i] = np.sum((fit - target) ** 2)
+    return _measured(limit, risk)
+
+
+def _free(n: int, d: int, k: int, distance: float, sigma: float) -> tuple[float, Known]:
+    """Computes the mean risk with k directions free and the best penalty on the rest."""
+    rest, known = _ridge(n - k, d - k, distance, sigma)
+    risk = float(risks.refitted_risk(n=n, rest=rest, sigma=sigma, k=k))
+    return risk, known._replace(error=(known.error or 0.0) * (n - 1) / (n - k - 1))
 
 
 def _ridge(n: int, d: int, distance: float, sigma: float) -> tuple[float, Known]:
@@ -143,7 +197,7 @@ def any_inputs(
       The error of each limit.
     """
     d = len(target)
-    draws = int(np.clip(WORK / (n * d * min(n, d)), LEAST, MOST))
+    draws = _draws(n, d)
     rng, fits = np.random.default_rng(0), {name: np.empty((draws, d)) for name in limits}
     scratch, unseen = np.empty((draws, d)), np.empty((draws, d))
     # An orthonormal basis of the orthogonal complement of the source.
@@ -156,21 +210,34 @@ def any_inputs(
         unseen[i] = source - _ridge_fit(parts, x @ source, 0.0)
         for name in limits.keys() & settings.keys():
             penalty = n * settings[name]["penalty"]
+            start = settings[name]["scale"] * source
             if name == "free direction":
                 fits[name][i] = _free_fit(x, y, source, across, penalty)
+            elif name == "fixed direction":
+                rest = np.linalg.svd(x @ across, full_matrices=False)
+                fits[name][i] = start + across @ _ridge_fit(rest, y - x @ start, penalty)
             else:
-                start = settings[name]["scale"] * source
                 fits[name][i] = start + _ridge_fit(parts, y - x @ start, penalty)
     p, q, size2 = (scratch**2).sum(-1), (unseen**2).sum(-1), source @ source
     c = np.asarray(overlaps.null_scale(p / size2, np.minimum(q / size2, 1.0), depth), float)
     fits |= {"scratch": scratch, "fine-tuning": scratch + c[:, None] * unseen}
-    found = {}
-    for name, limit in limits.items():
-        risk = (fits[name] - target) ** 2 @ eigenvalues
-        gap = abs(risk.mean() - limit) if np.isfinite(limit) else 0.0
-        error = 2 * risk.std(ddof=1) / draws**0.5 if np.isfinite(limit) else 0.0
-        found[name] = Known("limit", float(gap + error))
-    return found
+    return {
+        name: _measured(limit, (fits[name] - target) ** 2 @ eigenvalues)
+        for name, limit in limits.items()
+    }
+
+
+def _draws(n: int, d: int) -> int:
+    """Returns the number of data sets of this size that are drawn."""
+    return int(np.clip(WORK / (n * d * min(n, d)), LEAST, MOST))
+
+
+def _measured(limit: float, risk: np.ndarray) -> Known:
+    """Measures the error of a limit by the risks on data sets."""
+    if not np.isfinite(limit):
+        return Known("limit", 0.0)
+    error = 2 * risk.std(ddof=1) / risk.size**0.5
+    return Known("limit", float(abs(risk.mean() - limit) + error))
 
 
 def _ridge_fit(parts: tuple[np.ndarray, ...], y: np.ndarray, k: float) -> np.ndarray:

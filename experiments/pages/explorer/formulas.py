@@ -13,11 +13,11 @@ from jaxtyping import Array
 
 from theory import deep_linear as dl
 from theory import problems
+from theory.deep_linear import advice
 from theory.two_layer import fine_tuning, modes, perturbation
 
-WAYS = (
-    "scratch", "linear transfer", "ridge transfer", "fine-tuning", "ridge from scratch", "L2-SP",
-)  # fmt: skip
+# The paper's four come first.
+WAYS = (*advice.PAPER, *(way for way in advice.METHODS if way not in advice.PAPER))
 WIDTH = 12  # of all layers, in pre-training
 LARGEST = 2.0  # singular value of the pre-training task
 TIMES = 2401  # points of a curve; the smallest loss is one of them
@@ -39,6 +39,10 @@ TRANSFER_ROWS: tuple[tuple[str, str, str], ...] = (
     ("fine-tuning", "beyond", "features-are-fate/T3.9-over/exact"),
     ("fine-tuning", "source", "features-are-fate/finite-source-fine-tune/ours"),
     ("fine-tuning", "stopped", "features-are-fate/covariance-time/ours"),
+    ("ridge from scratch", "", "features-are-fate/ridge-finite-few/ours"),
+    ("L2-SP", "source", "features-are-fate/L2-SP-finite/ours"),
+    ("scaled L2-SP", "source", "features-are-fate/source-distance-scaled/ours"),
+    ("free direction", "", "features-are-fate/direction-finite-few/ours"),
 )
 # The claims that support the two curves of pre-training.
 PRETRAINING_ROWS: tuple[tuple[str, str, str], ...] = tuple(

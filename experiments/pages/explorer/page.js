@@ -115,6 +115,10 @@ function column(n) {  // cached until a setting changes that affects all of them
 }
 const compared = () => state.view === "all" ? ways : state.view === "paper" ? ways.slice(0, 4) : null
 
+// Whether a risk is exact at this n and d, or a limit of large n and d.
+const isExact = (way, n) => !isStopped() && (way === "scratch" || (way === "fine-tuning" && n >= state.d)
+  || (way.endsWith(" transfer") && state.source === null))
+
 // The strategies are in order of simplicity: the first within 1 % of the least risk is best.
 const known = (x) => Number.isNaN(x) ? Infinity : x
 const bound = (values) => 1.01 * values.reduce((least, v) => v < least ? v : least, Infinity) + 1e-6
@@ -259,9 +263,8 @@ function drawMap() {
   find("estimated").data = marks
   find("point").data = {x: [state.n / d], y: [state.theta]}
   const ink = "var(--ink)", parts = []
-  const isExact = view.endsWith(" transfer") && state.source === null && !isStopped()
   const gainless = (isPrinted ? "theory, corrected: no gain at cos θ = c/2" : "theory: no gain")
-    + (isExact ? " (at this n and d)" : " (limit of large n and d)")
+    + (isExact(view, 0) ? " (at this n and d)" : " (limit of large n and d)")
   if (among) parts.push(...among.map((way) => `<i style="background:${data.colors[way]}"></i>${way}`))
   parts.push(stroke(ink, "7 5") + (among ? "theory: another strategy is best from here" : gainless))
   if (isPrinted) parts.push(stroke("#0072B2", "none") + "theory, as printed: 60°")
@@ -295,7 +298,7 @@ function drawPoint() {
     `<br><small><data value="${estimate(name, index)}">${number(estimate(name, index))}</data> ± ${number(estimate(`error of ${name}`, index))}</small>`
   const cell = (name) => `<td><data value="${found[name]}">${number(found[name])}</data>${average(name)}</td>`
   const rows = ways.map((way, k) => `<tr${k === winner ? ' class="best"' : ""}><th scope="row"><i style="background:${data.colors[way]}"></i>${way}</th>`
-    + cell(way) + (k ? cell(`gain of ${way}`) : "<td></td>") + "</tr>")
+    + cell(way) + (k ? cell(`gain of ${way}`) : "<td></td>") + `<td>${isExact(way, n) ? "exact" : "limit"}</td></tr>`)
   const averaged = index ? `<caption>Small: estimator, averaged over ${grid.draws} data sets, ± one standard error. Its closed form is averaged.</caption>` : ""
   const summary = `n/d = ${(n / d).toFixed(3)} (n = ${n}, d = ${d}), θ = ${Number(theta.toFixed(2))}°`
   $("map").setAttribute("aria-label", `Map: ${chosen.view.selectedOptions[0].text}, over load and angle. The point is at ${summary}.`)
@@ -306,10 +309,13 @@ function drawPoint() {
   if (stopped) notes.push("Ridge transfer lacks a closed form in time. Fits with a penalty are trained to the end.")
   if (state.source === 1 && sigma > 0) notes.push("With as many source samples as dimensions the source is infinitely long, and training that starts from it has an infinite risk.")
   if (state.source !== null) notes.push("The source is fitted to a finite sample, and its labels are as noisy as the target's.")
+  const close = ways.filter((way, k) => k !== winner && Math.abs(values[k] - values[winner]) <= 1 / (4 * d)
+    && !(isExact(way, n) && isExact(ways[winner], n)))
   $("summary").innerHTML = `<b>${summary}</b>: <b>${ways[winner]}</b> is best, with a risk of ${number(values[winner])}. `
     + `Among the paper's four strategies (no penalty when training from scratch), ${ways[paper]} is best, with ${number(values[paper])}.`
+    + (close.length ? ` Within the error of the limits, 1/(4d) = ${number(1 / (4 * d))} to first order, are: ${close.join(", ")}.` : "")
   $("details").innerHTML = notes.map((note) => `<p>${note}</p>`).join("")
-    + `<div class="wide"><table>${averaged}<thead><tr><th scope="col">strategy</th><th scope="col">risk</th><th scope="col">gain</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
+    + `<div class="wide"><table>${averaged}<thead><tr><th scope="col">strategy</th><th scope="col">risk</th><th scope="col">gain</th><th scope="col">known as</th></tr></thead><tbody>${rows.join("")}</tbody></table></div>`
   const given = {n, d, theta: `math.radians(${theta})`, sigma, depth: depth === Infinity ? "math.inf" : depth}
   for (const key of ["source", "ridge", ...stopped ? ["time"] : []]) given[key] = state[key] ?? controls[key].python
   $("transfer-python").textContent = python("transfer", given, "found")

@@ -31,14 +31,12 @@ from theory.claims import all_claims
 
 GENERATOR = "sail-jax explore"
 ANGLES = 92  # rows of the map from 0 to 180 degrees, so other multiples of 30 fall between rows
-# Okabe and Ito's colours, by strategy. Their lightness differs, too.
-COLORS = dict(
-    zip(
-        formulas.WAYS,
-        ("#56B4E9", "#E69F00", "#F0E442", "#009E73", "#0072B2", "#CC79A7"),
-        strict=True,
-    )
-)
+# Okabe and Ito's colours and two more, by strategy. Their lightness differs, too.
+_COLORS = (
+    "#56B4E9", "#E69F00", "#F0E442", "#009E73", "#0072B2", "#CC79A7", "#D55E00", "#882255",
+    "#DDDDDD",
+)  # fmt: skip
+COLORS = dict(zip(formulas.WAYS, _COLORS, strict=True))
 
 
 DASHES = ("solid", [7, 5], [2, 4], [12, 4, 2, 4])  # of the lines of a panel; page.js has them, too

@@ -163,22 +163,25 @@ def candidates(x, y, source, settings):
     for name in ("ridge from scratch", "L2-SP", "scaled L2-SP"):
         at = settings[name]
         fits[name] = minimiser(x, y, at["penalty"], at["scale"] * source)
+    at, start = settings["fixed direction"], settings["fixed direction"]["scale"] * source
+    across = np.where(source == 0, 1.0, 0.0)  # other inputs do not count
+    fits["fixed direction"] = start + minimiser(x * across, y - x @ start, at["penalty"])
     return fits
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("n", "theta", "sigma", "best"),
+    ("n", "theta", "sigma", "simplest"),
     [
         (50, 0.6, 0.5, "scaled L2-SP"),
-        (90, pi / 2, 0.2, "ridge from scratch"),
-        (98, pi / 2, 0.2, "ridge from scratch"),
+        (90, pi / 2, 0.2, "fixed direction"),
+        (98, pi / 2, 0.2, "fixed direction"),
         (150, 0.9, 1.0, "scaled L2-SP"),
-        (40, 0.1, 0.2, "scaled L2-SP"),
+        (40, 0.1, 0.2, "L2-SP"),
         (30, 2.5, 0.4, "scaled L2-SP"),
     ],
 )
-def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, best):
+def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, simplest):
     """All candidates on the same 400 data sets, d = 100.
 
     Null: every candidate's mean risk, and every difference of two, is the closed form's, the exact
@@ -189,7 +192,8 @@ def test_risks_are_those_of_minimisers_on_the_same_data_sets(n, theta, sigma, be
     d, draws = 100, 400
     theory = dl.transfer_risks(n=n, d=d, theta=theta, sigma=sigma, depth=1)
     advised = advice.advise(n=n, d=d, theta=theta, sigma=sigma, depth=1)
-    assert advised.method == best
+    best = advised.method
+    assert (best, advised.simplest) == ("fixed direction", simplest)
     expected = {name: float(value) for name, value in theory.items()}
     exact = {name for name, known in advised.known.items() if known.how == "exact"}
     assert exact >= expected.keys() - {"fine-tuning"}
@@ -286,8 +290,8 @@ def test_l2sp_around_features_is_the_minimiser_with_two_penalties():
 
 def test_advice_does_not_recommend_an_orthogonal_source():
     found = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2)
-    assert found.method == "ridge from scratch"
-    assert found.risk == pytest.approx(0.192, abs=5e-4)  # in the limit .190
+    assert (found.method, found.settings[found.method]["scale"]) == ("fixed direction", 0)
+    assert found.risks["ridge from scratch"] == pytest.approx(0.192, abs=5e-4)  # in the limit .190
     paper = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2, against="unregularised")
     assert (paper.method, paper.risk) == ("ridge transfer", 1.0)
     assert list(paper.risks) == ["scratch", "linear transfer", "ridge transfer", "fine-tuning"]
@@ -302,6 +306,9 @@ def test_no_penalty_is_never_better_than_the_best():
     risks = dl.transfer_risks(n=n, d=50, theta=theta, sigma=sigma, depth=1)
     assert (risks["ridge from scratch"] <= risks["scratch"] * (1 + 1e-12)).all()
     assert (risks["L2-SP"] <= risks["fine-tuning"] * (1 + 1e-12) + 1e-12).all()
+    assert (risks["scaled L2-SP"] <= risks["ridge from scratch"] * (1 + 1e-12)).all()
+    for name, risk in risks.items():
+        assert (risks["fixed direction"] <= risk * (1 + 1e-12) + 1e-12).all(), name
 
 
 @pytest.mark.slow
@@ -313,7 +320,6 @@ def test_the_measured_error_of_a_limit_covers_the_mean(n):
     source = rng.normal(size=d)
     target = 0.5 * rng.normal(size=d) - source
     found = advice.advise_tasks(source, target, n=n, sigma=sigma, inputs=np.diag(s))
-    assert found.method == "scaled L2-SP"
     assert found.settings["scaled L2-SP"]["scale"] < 0
     risks = {name: [] for name in ("ridge from scratch", "L2-SP", "scaled L2-SP")}
     for _ in range(draws):
@@ -330,7 +336,7 @@ def test_the_measured_error_of_a_limit_covers_the_mean(n):
 
 def test_methods_within_the_error_are_undecided_and_texts_are_refused():
     same = advice.advise(n=40, d=60, theta=0.0, sigma=0.3)
-    assert (same.risk, same.undecided) == (0.0, ("scaled L2-SP",))
+    assert (same.risk, same.undecided) == (0.0, ("scaled L2-SP", "fixed direction"))
     with pytest.raises(TypeError, match=r"d must be a real number; got '60' \(str\)"):
         advice.advise(n=30, d="60", theta=0.4, sigma=0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"beta_s must be an array; got \['1'\] \(list\)"):
@@ -350,9 +356,11 @@ def test_every_way_of_asking_has_the_same_candidates():
                 gap = abs(found.risks[name] - 4 * plain.risks[name])
                 assert gap <= known.error + 1e-7 * found.risks[name]
     features = advice.advise_features(beta_s[:, None], beta_t[:, None], n=n, sigma=sigma)
-    expected = float(dl.transfer_risks(n=n, d=d, theta=theta, sigma=sigma)["ridge from scratch"])
-    assert features.risks["ridge from scratch"] == pytest.approx(expected, rel=1e-9)
-    assert features.risks["L2-SP"] <= expected
+    assert features.risks.keys() == plain.risks.keys() - {"fine-tuning"}
+    for name in features.risks.keys() - {"L2-SP"}:  # which has two penalties there
+        assert features.risks[name] == pytest.approx(plain.risks[name], rel=1e-9)
+        assert features.known[name] == plain.known[name]
+    assert features.risks["L2-SP"] <= plain.risks["ridge from scratch"]
     blind = advice.advise_features(beta_s[:, None], 0 * beta_t[:, None], n=n, sigma=sigma)
     assert blind.risks["ridge from scratch"] == blind.risks["L2-SP"] == 0.0
     sample = problems.draw(jax.random.key(0), 60, d, theta, sigma)

@@ -390,7 +390,8 @@ def test_advice_from_a_large_sample_is_the_advice():
     sample = problems.draw(jax.random.key(0), 1000, 2000, 0.9, 0.2)
     found = advice.advise_sample(sample.x, sample.y, sample.beta_s)
     truth = advice.advise(n=1000, d=2000, theta=0.9, sigma=0.2)
-    assert found.advice.method == truth.method == "scaled L2-SP"
+    assert found.advice.method == truth.method == "fixed direction"
+    assert found.advice.simplest == truth.simplest == "scaled L2-SP"
     for name, stderr in found.stderr.items():
         gap = found.advice.risks[name] - found.advice.risk
         expected = truth.risks[name] - truth.risk
