@@ -4,28 +4,36 @@ A row of the ledger checks a law at a few points. A law may implicitly assume a 
 order that holds at these points. Here, every law of the limit or the course of training is computed
 wherever its checks admit it: layers of either imbalance, tasks at any angle, targets of either
 sign, shapes of any order. The simulators integrate the weights themselves. They share no formula
-with the laws, and every comparison uses a single data set, up to the error of the integrator.
+with the laws, and every comparison uses a single data set, up to the error of the integrator. Means
+over noise on the weights are sums over all its values on small networks. Only label noise is drawn.
 
 Laws that are means over data sets are not included; the ledger simulates them.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy.integrate import solve_ivp
+from scipy.optimize import brentq, minimize_scalar
 
 from sail_jax import methods
 from theory.deep_linear import diagonal, estimators, flow, scales
 from theory.two_layer import (
     adapters,
+    best_time,
     fine_tuning,
+    label_noise,
     layers,
     low_rank,
+    matrices,
     modes,
     networks,
+    perturbation,
+    quantised,
     riccati,
     sharpness,
     sharpness_aware,
@@ -235,6 +243,115 @@ def _merged(data, penalties):
     return methods.regmean(grams=grams, off_diagonal=1.0, damping=1e-12)(models)["w"]
 
 
+def _noisy(pair, target, gamma):
+    """The mean loss over all signs of noise on all weights; only their variance matters."""
+    b, a = pair
+    noise = gamma * np.array([*product((-1, 1), repeat=b.size + a.size)])
+    left, right = (
+        w + z.reshape(-1, *w.shape) for w, z in zip(pair, np.split(noise, [b.size], 1), strict=True)
+    )
+    return np.mean(np.sum((left @ right - target) ** 2, (1, 2)))
+
+
+def _mirrored(w, target, gamma):
+    """The mean loss of W W^T over uniform noise on W, by Gauss's rule of three nodes."""
+    nodes, rule = np.polynomial.legendre.leggauss(3)
+    places = np.array([*product(range(3), repeat=w.size)])
+    w = w + gamma * np.sqrt(3) * nodes[places].reshape(-1, *w.shape)
+    return np.prod(rule[places] / 2, -1) @ np.sum((w @ w.mT - target) ** 2, (1, 2))
+
+
+def _after(pair, target, gamma, end, time):
+    """The mean loss under noise at a time of training."""
+    return _noisy(matrices.pre_train(*pair, target, end).at(time), target, gamma)
+
+
+def _least_after(pair, target, gamma, end):
+    """The smallest of these losses."""
+    run = matrices.pre_train(*pair, target, end)
+    times = np.linspace(0, end, 200)
+    losses = [_noisy(run.at(time), target, gamma) for time in times]
+    k = int(np.argmin(losses))
+    found = minimize_scalar(
+        lambda time: _noisy(run.at(time), target, gamma),
+        bounds=(times[max(k - 1, 0)], times[min(k + 1, 199)]),
+    )
+    return min(losses[k], found.fun)
+
+
+def _reached(level, start, target):
+    """The time at which a mode reaches a level."""
+    rate = 4 * target  # of the end; the start is the slower the smaller it is
+    end = (30 + np.log(target / start)) / rate
+    one = np.array([start])
+    return brentq(lambda time: _root(time, one, target)[0] - level, 0, end, xtol=1e-9)
+
+
+def _halves(target, tau):
+    """The times at which u_i^T W v_i reaches half of its singular value, from e^-tau I."""
+    u, s, vt = np.linalg.svd(target)
+    one, end = np.exp(-tau) * np.eye(len(s)), 3 * tau / s[-1]
+    run = matrices.pre_train(one, one, target, end)
+
+    def lacking(time, i):
+        b, a = run.at(time)
+        return u[:, i] @ b @ a @ vt[i] - s[i] / 2
+
+    return [brentq(lacking, 0, end, (i,)) for i in range(len(s))]
+
+
+def _bits(sigma, d, span):
+    """The bits at which rounding a learned mode costs what learning it gains."""
+
+    def loss(bits, learned):
+        root = np.diag(np.sqrt(learned * sigma) * (np.arange(d) == 0))
+        gamma = span * 2.0**-bits / np.sqrt(12)
+        return _noisy((root, root), sigma * np.diag(np.arange(d) == 0), gamma)
+
+    return brentq(lambda bits: loss(bits, 1) - loss(bits, 0), -20, 40)
+
+
+def _rounding(bits, span):
+    """The error of weights in the inner half of the range."""
+    weights = (np.arange(2**16) + 0.5) * 2.0**-17 * span - span / 4
+    return np.std(matrices.rounded(weights, bits, span) - weights)
+
+
+def _worth(d, scale, decay, gamma):
+    """The number of learned modes with the smallest loss under noise."""
+    sigma = scale * np.arange(1.0, d + 1) ** -decay
+    roots = [np.diag(np.sqrt(sigma * (np.arange(d) < n))) for n in range(d + 1)]
+    return np.argmin([_noisy((root, root), np.diag(sigma), gamma) for root in roots])
+
+
+def _pushed(imbalance, sigma, noise, rates, draws=2000):
+    """Descends with label noise from a minimum; the mean changes of the imbalances."""
+    size = np.hypot(imbalance, 2 * sigma)
+    pair = (
+        np.tile(np.diag(np.sqrt((size + sign * imbalance) / 2)), (draws, 1, 1)) for sign in (1, -1)
+    )
+    b, a = matrices.label_noise(
+        np.random.default_rng(0), tuple(pair), np.diag(sigma), noise, np.array(rates)
+    )
+    both = np.mean(b.mT @ b - a @ a.mT, 0)
+    return np.diag(both) - imbalance
+
+
+def _calmed(rate, noise, imbalance, sigma):
+    """The mean of sqrt(D^2 + 4 sigma^2) - a^2 - b^2 at a constant rate, before D drifts."""
+    size, sums, steps, skipped = np.hypot(imbalance, 2 * sigma), [], 200, 60
+    pair = (np.full((2000, 1, 1), np.sqrt((size + sign * imbalance) / 2)) for sign in (1, -1))
+
+    def watch(step: int, pair: matrices.Pair) -> None:
+        a2, b2 = (np.ravel(w) ** 2 for w in pair)
+        if step > skipped:
+            sums.append(np.mean(np.hypot(a2 - b2, 2 * sigma) - a2 - b2))
+
+    rng = np.random.default_rng(0)
+    matrices.label_noise(rng, tuple(pair), np.eye(1) * sigma, noise, np.full(steps, rate), watch)
+    return np.mean(sums)
+
+
 # --- points ---------------------------------------------------------------------------------------
 
 
@@ -318,6 +435,51 @@ def _matrices(rng: Generator) -> tuple[np.ndarray, np.ndarray, float]:
     return rng.standard_normal((o, i)), rng.standard_normal((o, i)), float(rng.choice([0, 0.7]))
 
 
+def _small_network(rng: Generator, c: float | None = None) -> tuple:
+    """Draws a network of at most 8 weights, its target and the noise on the weights."""
+    while True:
+        b, a, target, _ = _network(rng)
+        balanced = np.allclose(b.T @ b, a @ a.T)
+        if b.size + a.size <= 8 and (c is None or balanced):
+            return (b, a), target, float(rng.uniform(0.02, 0.5))
+
+
+def _aligned(rng: Generator) -> tuple:
+    """Draws spectra of one or two modes, noise on their weights, and the start."""
+    sigma = np.sort(rng.uniform(0.4, 3, rng.integers(1, 3)))[::-1]
+    return sigma, 2, float(rng.uniform(0.05, 0.7)), float(rng.uniform(1, 4))
+
+
+def _of_aligned(sigma, d, gamma, tau):
+    """The start e^-tau I, the target, the noise and a late time."""
+    target = np.zeros((d, d))
+    target[range(len(sigma)), range(len(sigma))] = sigma
+    one = np.exp(-tau) * np.diag(np.arange(d) < len(sigma))
+    return (one, one), target, gamma, 2 * (tau + 2) / min(sigma)
+
+
+def _apart(rng: Generator) -> tuple[np.ndarray, float]:
+    """Draws a target with U != V and distinct singular values, all of which are learned."""
+    left, right = rng.uniform(-1, 1, 2)
+    turns = [np.array([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]]) for t in (left, right)]
+    return turns[0] * [rng.uniform(2, 4), rng.uniform(0.4, 0.7)] @ turns[1], 8.0
+
+
+def _noise_on_labels(rng: Generator) -> tuple:
+    """Draws imbalances of either sign, and rates that are constant or decay."""
+    d = int(rng.integers(1, 4))
+    sigma, steps = np.sort(rng.uniform(0.5, 2, d))[::-1], np.arange(300)
+    rates = 0.01 * (1 - rng.integers(2) * steps / steps.size)
+    return rng.choice([-1, 1], d) * rng.uniform(0.3, 2, d), sigma, rng.uniform(0.3, 1), rates
+
+
+def _one_noisy_mode(rng: Generator) -> tuple[float, float, float, float]:
+    """Draws a mode that is nearly balanced, or nowhere near."""
+    sigma, far = rng.uniform(0.5, 2), rng.integers(2)
+    imbalance = rng.choice([-1, 1]) * sigma * (rng.uniform(3.5, 5) if far else rng.uniform(0, 1))
+    return 0.1 / np.hypot(imbalance, 2 * sigma), rng.uniform(0.01, 0.05), imbalance, sigma
+
+
 def _whole(pre, ft, anchor):
     """Fine-tunes both layers from the first n modes of A_pre, in balanced layers of width n."""
     u, s, vt = np.linalg.svd(pre, full_matrices=False)
@@ -352,6 +514,13 @@ def _sam(a, b, sigma, rho, time):
             return -np.asarray(slope(pair + rho * slope(pair))).ravel()
 
     return _followed(speed, np.append(a, b), time)
+
+
+def _sam_reaches(level, start, sigma, rho):
+    """The time at which a balanced mode reaches a level under SAM."""
+    root = np.sqrt([[start]])
+    run = matrices.pre_train(root, root, np.array([[sigma]]), 40 / sigma, rho=rho)
+    return brentq(lambda time: np.prod(run.at(time)) - level, 0, 40 / sigma)
 
 
 LAWS = (
@@ -516,5 +685,129 @@ LAWS = (
         _experts,
         _merged,
         _pooled,
+        "modes.crossing_time",
+        "any level between the start and the end",
+        lambda rng: (0.1 + 1.8 * rng.random(), 0.1 * rng.random() + 1e-3, 2.0),
+        modes.crossing_time,
+        _reached,
+    ),
+    Law(
+        "best_time.noise_time",
+        "noise thresholds above the start",
+        lambda rng: (int(rng.integers(1, 9)), rng.uniform(0.2, 1), rng.uniform(2, 5)),
+        best_time.noise_time,
+        lambda d, gamma, tau: _reached(d * gamma**2, np.exp(-2 * tau), 2 * d * gamma**2),
+    ),
+    Law(
+        "best_time.best_time",
+        "one or two modes of width 2, noise below and above them",
+        _aligned,
+        lambda *given: _after(*_of_aligned(*given), best_time.best_time(*given)),
+        lambda *given: _least_after(*_of_aligned(*given)),
+        1e-7,
+    ),
+    Law(
+        "best_time.best_time_of",
+        "balanced starts, targets of any shape up to 8 weights",
+        lambda rng: (*_small_network(rng, 0.0), 4.0),
+        lambda pair, target, gamma, end: _after(
+            pair,
+            target,
+            gamma,
+            end,
+            best_time.best_time_of(layers.Layers(*map(jnp.asarray, pair)), target, gamma, end),
+        ),
+        _least_after,
+        1e-5,
+    ),
+    Law(
+        "best_time.mode_taus",
+        "targets with U != V whose modes are all learned, in the limit of small starts",
+        _apart,
+        lambda target, tau: modes.crossing_time(
+            np.linalg.svd(target)[1] / 2,
+            np.exp(-2 * best_time.mode_taus(target, tau)),
+            np.linalg.svd(target)[1],
+        ),
+        _halves,
+        1e-2,
+    ),
+    Law(
+        "best_time.power_law_index",
+        "width 1 and 2, decays from 0.1 to 3",
+        lambda rng: (int(rng.integers(1, 3)), *rng.uniform(0.1, 3, 2), rng.uniform(0.02, 1)),
+        lambda d, scale, decay, gamma: best_time.power_law_index(
+            d, scale=scale, decay=decay, gamma=gamma
+        ),
+        _worth,
+    ),
+    Law(
+        "perturbation.perturbed_loss",
+        "any shapes up to 8 weights",
+        _small_network,
+        lambda pair, target, gamma: perturbation.perturbed_loss(*pair, target, gamma),
+        _noisy,
+        1e-9,
+    ),
+    Law(
+        "perturbation.perturbed_mode_loss",
+        "modes below and above targets of either sign",
+        lambda rng: (rng.uniform(0, 3, 2), rng.uniform(-2, 3, 2), rng.uniform(0, 1)),
+        perturbation.perturbed_mode_loss,
+        lambda y, sigma, gamma: _noisy((np.diag(np.sqrt(y)),) * 2, np.diag(sigma), gamma),
+        1e-9,
+    ),
+    Law(
+        "quantised.mirrored_loss",
+        "any shapes up to 2 x 2, targets that are not symmetric",
+        lambda rng: (
+            rng.standard_normal((o := int(rng.integers(1, 3)), int(rng.integers(1, 3)))),
+            rng.standard_normal((o, o)),
+            rng.uniform(0, 1),
+        ),
+        lambda w, target, gamma: quantised.mirrored_loss(jnp.asarray(w), target, gamma),
+        _mirrored,
+        1e-9,
+    ),
+    Law(
+        "quantised.rounding_noise",
+        "2 to 8 bits, any range",
+        lambda rng: (int(rng.integers(2, 9)), _signed(rng, 0.1, 10) ** 2),
+        quantised.rounding_noise,
+        _rounding,
+    ),
+    Law(
+        "quantised.worthwhile_bits",
+        "width 1 and 2",
+        lambda rng: (rng.uniform(0.1, 3), int(rng.integers(1, 3)), rng.uniform(0.1, 9)),
+        quantised.worthwhile_bits,
+        _bits,
+        1e-9,
+    ),
+    Law(
+        "label_noise.drift",
+        "one to three modes of either imbalance, to the second order in the rate",
+        _noise_on_labels,
+        lambda imbalance, *given: label_noise.drift(imbalance, *given)[-1] - imbalance,
+        _pushed,
+        0.03,
+    ),
+    Law(
+        "label_noise.annealing_rise",
+        "modes of either imbalance, for small noise",
+        _one_noisy_mode,
+        label_noise.annealing_rise,
+        _calmed,
+        0.03,
+    ),
+    Law(
+        "sharpness_aware.learning_time",
+        "any ascent at which the mode is learned",
+        lambda rng: (
+            (sigma := rng.uniform(0.5, 2),)
+            and (sigma * rng.uniform(0.3, 0.95), 0.05 * sigma, sigma, rng.uniform(0, 0.4) / sigma)
+        ),
+        sharpness_aware.learning_time,
+        lambda level, start, sigma, rho: _sam_reaches(level, start, sigma, rho),
     ),
 )

@@ -1175,10 +1175,10 @@ FEW: dict[str, list[Callable]] = {
         SIGMAS,
     ),
     "deep_linear.advice.advise_tasks": [
-        lambda s=s, d=d: (
-            deep_linear.advise_tasks(normal(1, 4), s * normal(2, 4), n=9, sigma=0.1, inputs=d).risks
+        lambda n=n, s=s, d=d: (
+            deep_linear.advise_tasks(normal(1, 4), s * normal(2, 4), n=n, sigma=0.1, inputs=d).risks
         )
-        for s in (1e-9, 1.0, 1e9)
+        for n, s in ((9, 1e-9), (9, 1.0), (9, 1e9), (1, 1.0), (2, 1.0))
         for d in (None, np.diag([4.0, 2.0, 1.0, 0.5]))
     ],
     "deep_linear.advice.advise_features": [
@@ -1260,6 +1260,14 @@ FEW: dict[str, list[Callable]] = {
     ),
     "deep_linear.penalised.best_scaled_risk_of": over(
         lambda s, n, sigma: penalised.best_scaled_risk_of(
+            jnp.array(s), jnp.array([1.0, 0.0, 1.0]), -jnp.ones(3), n=n, sigma=sigma
+        )[2],
+        SPECTRUM,
+        (1, 2, 3, 9, 10**6),
+        SIGMAS,
+    ),
+    "deep_linear.penalised.best_fixed_risk_of": over(
+        lambda s, n, sigma: penalised.best_fixed_risk_of(
             jnp.array(s), jnp.array([1.0, 0.0, 1.0]), -jnp.ones(3), n=n, sigma=sigma
         )[2],
         SPECTRUM,

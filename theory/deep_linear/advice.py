@@ -312,13 +312,14 @@ def advise_tasks(
         by_method |= {"scratch": every, "fine-tuning": every}
         exact |= {"scratch", "fine-tuning"}
     best = risks.optimal_ridge(n=n, theta=theta, sigma=sigma / jnp.sqrt(size2))
+    best *= s @ source**2 / (source @ source)  # of a coefficient in the units of the others
     settings = {"ridge transfer": {"penalty": float(best)}}
     if against == "regularised":
-        penalised_ones = _penalised(s, source, target, n, sigma, by_method["linear transfer"])
-        by_method |= {name: risk for name, (risk, _) in penalised_ones.items()}
-        settings |= {name: at for name, (_, at) in penalised_ones.items()}
-    if not (n > 2 and s.size > 1):
-        exact |= {"free direction"}
+        by_method["free direction"] = by_method["linear transfer"]
+        found = _penalised(s, source, target, n, sigma)
+        by_method |= {name: risk for name, (risk, _) in found.items()}
+        settings |= {name: at for name, (_, at) in found.items()}
+        exact |= {"free direction"} - found.keys()
     limits = {name: float(v) for name, v in by_method.items() if name not in exact}
     known = certainty.any_inputs(
         np.asarray(s),
@@ -630,46 +631,28 @@ def _fixed(n: ArrayLike, d: ArrayLike, sin: Array, sigma: ArrayLike) -> Array:
 
 
 def _penalised(
-    s: Array, source: Array, target: Array, n: int, sigma: ArrayLike, linear: Array
+    s: Array, source: Array, target: Array, n: int, sigma: ArrayLike
 ) -> dict[str, tuple[Array, dict[str, float]]]:
     """Computes limiting risks and settings of the methods with a penalty, for any covariance."""
     scratch, towards = (
         penalised.best_risk_of(s, offset, n=n, sigma=sigma) for offset in (target, target - source)
     )
     scaled = penalised.best_scaled_risk_of(s, source, target, n=n, sigma=sigma)
-    free = jnp.asarray(jnp.nan), linear
+    found = {
+        "ridge from scratch": (scratch[0], 0.0, scratch[1]),
+        "L2-SP": (towards[0], 1.0, towards[1]),
+        "scaled L2-SP": scaled,
+        "fixed direction": penalised.best_fixed_risk_of(s, source, target, n=n, sigma=sigma),
+    }
     if n > 2 and s.size > 1:
-        penalty, rest = penalised.best_risk_of(
-            *regularised.across(s, source, target), n=n - 1, sigma=sigma
-        )
-        free = penalty * (n - 1) / n, risks.refitted_risk(n=n, rest=rest, sigma=sigma)
-    fixed = _fixed_of(s, source, target, n, sigma)
+        across = regularised.across(s, source, target)
+        penalty, rest = penalised.best_risk_of(*across, n=n - 1, sigma=sigma)
+        free = risks.refitted_risk(n=n, rest=rest, sigma=sigma)
+        found["free direction"] = penalty * (n - 1) / n, 0.0, free
     return {
         name: (risk, {"scale": float(scale), "penalty": float(penalty)})
-        for name, (penalty, scale, risk) in {
-            "ridge from scratch": (scratch[0], 0.0, scratch[1]),
-            "L2-SP": (towards[0], 1.0, towards[1]),
-            "scaled L2-SP": scaled,
-            "free direction": (free[0], 0.0, free[1]),
-            "fixed direction": fixed,
-        }.items()
+        for name, (penalty, scale, risk) in found.items()
     }
-
-
-def _fixed_of(
-    s: Array, source: Array, target: Array, n: int, sigma: ArrayLike
-) -> tuple[Array, Array, Array]:
-    """Computes the best penalty across the source, the multiple, and the limiting risk."""
-    scale = source @ target / (source @ source)
-    if s.size == 1:
-        return jnp.asarray(jnp.inf), scale, jnp.zeros(())
-    basis = linalg.qr(source[:, None], mode="complete")[0][:, 1:]
-    # The eigenvalues of a covariance Q^T diag(s) Q cannot be negative in this form.
-    _, values, vectors = linalg.svd(jnp.sqrt(s)[:, None] * basis, full_matrices=False)
-    penalty, risk = penalised.best_risk_of(
-        values**2, vectors @ (basis.T @ target), n=n, sigma=sigma
-    )
-    return penalty, scale, risk
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:

@@ -23,6 +23,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from sail_jax import linalg
 from sail_jax.deprecated import renamed
 from theory import problems
 from theory.deep_linear import covariance
@@ -239,12 +240,82 @@ def best_scaled_risk_of(
     def risk(at: covariance.Equivalent, sigma: Array) -> Array:
         return at.risk((target - at_penalty(at)[..., None] * source) ** 2, sigma)
 
-    unlearned = scale((s * source * target).sum(), (s * source**2).sum())
-    still = (s * (target - unlearned * source) ** 2).sum()
+    unlearned = scale(s @ (source * target), s @ source**2)
+    still = s @ (target - unlearned * source) ** 2
     penalty, found = _search(eigenvalues, n, sigma, risk, still)
     finite = jnp.isfinite(penalty)
     at = covariance.equivalent(eigenvalues, n, jnp.where(finite, penalty, 0.0))
     return penalty, jnp.where(finite, at_penalty(at), unlearned), found
+
+
+@problems.in_float64
+def best_fixed_risk_of(
+    eigenvalues: Spectrum,
+    beta_s: Spectrum,
+    beta_t: Spectrum,
+    *,
+    n: ArrayLike,
+    sigma: ArrayLike,
+) -> tuple[Array, Array, Array]:
+    """Finds the best penalty and multiple for ridge regression across the source.
+
+    The component along the source is fixed at the multiple, and its penalty is infinite. Let e be
+    the distance to the target along the source. The inputs across it predict a part of the inputs
+    along it. The rest, of variance v, acts as noise of variance v e^2. As for
+    `best_scaled_risk_of`, the risk at a given penalty is a parabola in the multiple.
+
+    Args:
+      eigenvalues: Eigenvalues of Sigma `(d,)`, >= 0, not all 0.
+      beta_s: Source in the eigenbasis of Sigma, `(d,)`, nonzero.
+      beta_t: Target in the same basis, `(d,)`.
+      n: Number of samples, > 0; one number.
+      sigma: Standard deviation of the label noise, >= 0; one number.
+
+    Returns:
+      The penalty, the multiple, and the limiting risk.
+
+    Raises:
+      ValueError: If an argument is out of range or shapes do not conform.
+
+    >>> source, target = jnp.eye(100)[0], 3 * jnp.eye(100)[0] + jnp.eye(100)[1]
+    >>> found = best_fixed_risk_of(jnp.ones(100), source, target, n=98, sigma=0.2)
+    >>> [round(float(v), 4) for v in found]
+    [0.0404, 3.0, 0.1856]
+    """
+    covariance.check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
+    source, target = (jnp.asarray(v, dtype=float) for v in (beta_s, beta_t))
+    s, size = jnp.asarray(eigenvalues, dtype=float), jnp.linalg.norm(source)
+    problems.check("|beta_s|", size, lambda v: v > 0, "positive")
+    if s.size == 1:
+        return jnp.asarray(jnp.inf), target[0] / source[0], jnp.zeros(())
+    basis = linalg.qr(source[:, None], mode="complete")[0][:, 1:]
+    # The eigenvalues across the source cannot be negative in this form.
+    left, roots, rows = linalg.svd(jnp.sqrt(s)[:, None] * basis, full_matrices=False)
+    along = left.T @ (jnp.sqrt(s) * source / size)
+    seen = roots > 1e-12 * roots[0]
+    slope = jnp.where(seen, along / jnp.where(seen, roots, 1.0), 0.0)
+    variance = jnp.maximum(
+        s @ (source / size) ** 2 - jnp.sum(jnp.where(seen, along, 0.0) ** 2), 0.0
+    )
+    across = rows @ (basis.T @ target)
+
+    def left_along(at: covariance.Equivalent) -> Array:
+        square = at.risk(slope**2, 0.0) + variance * (1 + at.risk(0 * slope, 1.0))
+        some = jnp.isfinite(square) & (square > 0)
+        return jnp.where(some, -at.risk(across * slope, 0.0) / jnp.where(some, square, 1.0), 0.0)
+
+    def risk(at: covariance.Equivalent, sigma: Array) -> Array:
+        e = left_along(at)
+        noise2 = variance * e**2
+        return at.risk((across + slope * e[..., None]) ** 2, jnp.sqrt(sigma**2 + noise2)) + noise2
+
+    unlearned = s @ (source * target) / (s @ source**2)
+    still = s @ (target - unlearned * source) ** 2
+    penalty, found = _search(roots**2, n, sigma, risk, still)
+    finite = jnp.isfinite(penalty)
+    at = covariance.equivalent(roots**2, n, jnp.where(finite, penalty, 0.0))
+    scale = (source @ target / size - left_along(at)) / size
+    return penalty, jnp.where(finite, scale, unlearned), found
 
 
 def _search(

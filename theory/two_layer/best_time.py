@@ -95,7 +95,8 @@ def best_time(
         sum_i (y_i - sigma_i)^2 + 2 d gamma^2 y_i + constant,
 
     with y_i of `modes.mode`. The minimum is searched among the times at which one of the modes is
-    being learned, and refined as a root of the derivative.
+    being learned, and refined as a root of the derivative. With fewer singular values than d, the
+    start has as many directions; the others would be forgotten, and matter less the larger tau is.
 
     Args:
       sigma: Singular values of the target, > 0 and descending, at most d of them.
@@ -237,7 +238,8 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
         losses = perturbed_loss(*path, target, gamma)
         least = max(int(np.argmin(np.asarray(losses))) - 1, 0)
         start = Layers(path.w1[least], path.w2[least])
-        low, width = low + least * width / (_TIMES - 1), 2 * width / (_TIMES - 1)
+        low += least * width / (_TIMES - 1)
+        width = min(2 * width / (_TIMES - 1), end - low)
     return low + width / 2
 
 
