@@ -8,6 +8,7 @@ import pytest
 from theory import deep_linear as dl
 from theory import sweep
 from theory.deep_linear import scales
+from theory.two_layer import best_time, layers
 
 NAMES = [law.name for law in sweep.LAWS]
 
@@ -34,6 +35,14 @@ def test_on_a_line_the_wrong_sign_ends_at_the_saddle(depth, time):
 def test_on_a_line_squares_that_underflow_in_float32_do_not_cross_the_saddle():
     path = dl.fine_tuning_flow(jnp.ones((1, 1)), jnp.ones(1), -jnp.ones(1), [1e3], 2)
     assert abs(float(path[0, 0])) < 1e-30
+
+
+def test_the_best_time_is_within_its_search():
+    """Without noise the loss falls to the end."""
+    with jax.enable_x64(True):
+        one = jnp.full((1, 1), 0.5)
+        found = best_time.best_time_of(layers.Layers(one, one), jnp.array([[2.0]]), 0.0, 0.5)
+    assert 0.5 - 1e-4 < found <= 0.5
 
 
 @pytest.mark.slow

@@ -126,7 +126,8 @@ def _excess(dataset: xr.Dataset) -> Figure:
     for row, words in zip(axes, ("excess (base = 1)", "best scale", "best density"), strict=True):
         for ax in row:
             ax.set_ylabel(words)
-    title = f"{int(at.tasks)} tasks, heterogeneity {share:g}; dots are drawn task vectors (± s.e.)"
+    title = f"{int(at.tasks)} tasks, heterogeneity {share:g}; "
+    title += "dots: task vectors shared by all merges (± s.e.)"
     theory = Line2D([], [], ls="--", color=style.INK, label="theory")
     legend(figure, axes[0, 0], also=[theory], ncols=3, title=title)
     return figure

@@ -73,7 +73,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
     # Its vertical axis shows the quantity of the colours, so the colour bar's label serves both.
     right.set(
         xlabel=dataset.x.attrs["long_name"],
-        title=f"{label}\nlines: theory; dots: networks ± 1 s.e.",
+        title=f"{label}\nlines: theory; dots: networks ± 1 s.e., shared by the lines",
         ylim=(0, None),
     )
     if not cost:

@@ -62,7 +62,7 @@ def _map(ax: Axes, dataset: xr.Dataset, way: str) -> None:
         angles,
         errors,
         color=style.INK,
-        label="equal to ridge regression, measured (± 1 s.e.)",
+        label="equal to ridge regression, own data at each load (± 1 s.e.)",
         **DOTS,
     )
     names = {"linear transfer": "Linear transfer", "direction": "Free direction"}
@@ -111,7 +111,7 @@ def _slices(ax: Axes, dataset: xr.Dataset) -> None:
         xlabel="angle $θ$ (degrees)",
         ylabel="gain over ridge regression",
         title=f"$n/d$ = {float(at['load']):.2g}: exact (lines),\n"
-        f"{dataset.attrs['draws']} data sets (± 1 s.e.)",
+        f"{dataset.attrs['draws']} data sets shared by all points (± 1 s.e.)",
     )
     ax.set_xticks([0, 30, 60, 90])
     ax.set_ylim(ax.get_ylim()[0] * 1.9, None)
@@ -132,7 +132,7 @@ def _sources(ax: Axes, dataset: xr.Dataset) -> None:
         xlabel="load of the source $n_s/d$",
         ylabel="L2-SP helps up to this angle (degrees)",
         title=f"Source noise $σ_s$ = {dataset.attrs['source_sigma']:g}:\n"
-        "exact (lines), random data (± 1 s.e.)",
+        "exact (lines), shared data (± 1 s.e.)",
         ylim=(-3, 88),
     )
     ax.set_yticks([0, 15, 30, 45, 60])
@@ -145,7 +145,12 @@ def _unequal(ax: Axes, dataset: xr.Dataset) -> None:
     x = dataset.n.values / dataset.attrs["d"]
     ax.plot(x, dataset.unequal_theory, color=style.PALETTE[0], label="limit $n, d → ∞$")
     ax.errorbar(
-        dataset["load"], mean, error, color=style.PALETTE[1], label="random data (± 1 s.e.)", **DOTS
+        dataset["load"],
+        mean,
+        error,
+        color=style.PALETTE[1],
+        label="own data at each load (± 1 s.e.)",
+        **DOTS,
     )
     ax.axhline(0, color=style.INK, lw=0.8)
     large, small = dataset.attrs["variances"]

@@ -66,8 +66,9 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     for ax in (left, middle, right):
         ax.legend(frameon=False, fontsize=style.points(8))
     figure.suptitle(
-        f"$d$ = {dataset.attrs['d']}, $σ$ = {dataset.attrs['sigma']:g}; dashed: theory; points: "
-        f"least squares on {dataset.attrs['draws']} data sets (± 1 s.e.)",
+        f"$d$ = {dataset.attrs['d']}, $σ$ = {dataset.attrs['sigma']:g}; dashed: theory; points:\n"
+        f"least squares on {dataset.attrs['draws']} data sets (± 1 s.e.), "
+        "shared at each noise in (a) and by the ordered directions in (c)",
         fontsize=style.points(10),
     )
     return {"sources": figure}

@@ -80,7 +80,7 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
             xlabel="load $n/d$",
             ylabel="transferability $T$",
             ylim=(-reach, reach),
-            title=f"theory (lines), {dots}\n(± 1 s.e.; open: median)",
+            title=f"theory (lines), {dots}\n(± 1 s.e.; colours share data; open: median)",
         )
     legend(figure, axes[0, 2], title=FACTORS[factor], ncols=len(values))
     return figure
@@ -120,8 +120,8 @@ def _stopped(dataset: xr.Dataset) -> Figure:
         ylabel="risk after fine-tuning",
         yscale="log",
         title=f"Fine-tuning {layers(at.attrs['depth'])}, stopped at $t$; $θ$ = {theta:g}°, "
-        f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws, "
-        "open near $n/d$ = 1: heavy tails)",
+        f"$σ$ = {sigma:g}\n(lines: theory; points: mean ± 1 s.e. of {at.attrs['draws']} draws "
+        "shared by the colours, open near $n/d$ = 1: heavy tails)",
     )
     ax.legend(title="training time $t$", frameon=False, fontsize=style.points(9), loc="best")
     return figure

@@ -125,7 +125,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
         xlabel="load $n/d$",
         ylabel="transferability $T$",
         ylim=(low, high),
-        title=f"slices: {CLOSED[mode]} (lines),\n{DOTS[mode]} (± 1 s.e."
+        title=f"slices: {CLOSED[mode]} (lines),\n{DOTS[mode]} (± 1 s.e. of shared data"
         + ("; open: median, 68 %)" if sigma > 0 else ")"),
     )
     right.legend(title="angle $θ$", frameon=False, fontsize=style.points(9), loc="best")
@@ -243,7 +243,7 @@ def _legend(figure: Figure, mode: str) -> None:
     band = Patch(color=BAND, alpha=0.6, lw=0), Line2D([], [], color=style.INK, lw=1.4)
     looks = {
         f"$T = 0$ in closed form, {where}": Line2D([], [], color=style.INK, lw=1.6, ls="--"),
-        "$T = 0$ as measured (band: ± 1 s.e. of $T$)": band,  # a pair is one entry
+        "$T = 0$ as measured (band: ± 1 s.e. of $T$, shared data)": band,  # a pair is one entry
     }
     legend(figure, also=looks, ncols=2, where="lower left")
 
@@ -316,7 +316,12 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
         _dress_map(ax, x, y, f"{NAMES[mode]}, {name}: {CLOSED[mode]}")
     if mode == "fine_tuning":
         last.axhline(pi / 3, color=style.FAINT, ls="--", label="$π/3$, as printed")
-    _dress_map(last, x, y, f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e.)")
+    _dress_map(
+        last,
+        x,
+        y,
+        f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e., shared data)",
+    )
     legend(figure, last, title="boundaries", ncols=6)
     for ax in axes.flat[values.size + 1 :]:
         ax.set_axis_off()

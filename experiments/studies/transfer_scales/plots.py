@@ -50,7 +50,8 @@ def _risks(ax: Axes, dataset: xr.Dataset) -> None:
         ylim=(0, None),
         xlabel="scale $\\sqrt{d}\\,|u^2 - v^2|$ (rich to lazy)",
         ylabel="risk",
-        title=f"Diagonal networks: limit (lines),\n{dataset.attrs['draws']} data sets (± 1 s.e.)",
+        title="Diagonal networks: limit (lines),\n"
+        f"{dataset.attrs['draws']} data sets (± 1 s.e.), shared by the colours",
     )
     ax.legend(**_key(dataset, "sigma"), ncols=2, loc="upper left")
     ax.set_ylim(0, 1.25 * ax.get_ylim()[1])
@@ -71,7 +72,7 @@ def _regions(ax: Axes, dataset: xr.Dataset) -> None:
         overlaps = dataset.overlap.values
         zero, low, high = (np.interp(0.0, gain + k * wrong, overlaps) for k in (0, 1, -1))
         bars = [[abs(zero - low)], [abs(high - zero)]]
-        label = "data sets (± 1 s.e.)" if scale == dataset.scale.values[0] else None
+        label = "own data sets (± 1 s.e.)" if scale == dataset.scale.values[0] else None
         ax.errorbar(
             zero, scale, xerr=bars, fmt="o", ms=4, color=style.INK, label=label, clip_on=False
         )
@@ -97,6 +98,7 @@ def _layers(ax: Axes, dataset: xr.Dataset) -> None:
     ax.set(
         xlabel="imbalance $r = |w_2|^2 - |W_1|^2$ (features fixed to lazy)",
         ylabel="risk",
-        title=f"Two layers: limit (lines),\n{dataset.attrs['draws']} data sets (± 1 s.e.)",
+        title="Two layers: limit (lines),\n"
+        f"{dataset.attrs['draws']} data sets (± 1 s.e.), shared by all points",
     )
     ax.legend(**_key(dataset, "layers_sigma"), loc="upper right")

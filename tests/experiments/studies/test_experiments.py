@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import math
 import re
 
@@ -99,6 +100,21 @@ def _same_bit_for_bit(found, expected):
             assert a.values.tobytes() == b.values.tobytes(), variable
         else:
             np.testing.assert_array_equal(a.values.astype(str), b.values.astype(str))
+
+
+OF_THEORY = (
+    "merge_choice", "overtraining_linear", "regularised_transfer", "ridge_transfer",
+    "several_sources", "transfer_factors", "transfer_phase", "transfer_scales",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("study", OF_THEORY)
+def test_points_next_to_a_line_of_theory_say_which_draws_they_share(study):
+    """All on one side of the line may mean that the law is wrong, or that they share data."""
+    text = inspect.getsource(importlib.import_module(f"experiments.studies.{study}.plots"))
+    found = [text[at.start() - 100 : at.end() + 100] for at in re.finditer(r"± (1 )?s\.e\.", text)]
+    assert found
+    assert not [label for label in found if not re.search("shared|share data|own data", label)]
 
 
 # What is stored, and how, is determined by the lab and not by a study.
