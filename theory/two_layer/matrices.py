@@ -174,7 +174,17 @@ def noisy_losses(pair: Pair, target: np.ndarray, noise: Pair) -> np.ndarray:
 def rounded(
     weights: np.ndarray, bits: float, span: float, shift: np.ndarray | float = 0.0
 ) -> np.ndarray:
-    """Rounds to the nearest of 2^bits multiples of a step, on a shifted grid."""
+    """Rounds to the nearest of 2^bits multiples of a step, on a shifted grid.
+
+    Args:
+      weights: The weights.
+      bits: Bits of a weight.
+      span: The range that the steps divide.
+      shift: The shift of the grid in steps, for all weights or for each.
+
+    Returns:
+      The rounded weights.
+    """
     step, levels = span / 2**bits, 2 ** (bits - 1)
     return step * (np.clip(np.rint(weights / step + shift), -levels, levels - 1) - shift)
 
