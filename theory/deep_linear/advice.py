@@ -19,8 +19,9 @@ Scaled L2-SP is never worse than ridge regression from scratch, the multiple 0, 
 free direction is never worse than linear transfer, the infinite penalty. For isotropic inputs the
 fixed direction has the smallest risk of all methods that are linear in the labels: at a given
 angle, the target's component along the source is known, and across it every direction is equally
-likely. The others show what is lost by fewer choices. The paper compares transfer with scratch
-training without a penalty. `against="unregularised"` does the same.
+likely. The others show what is lost by fewer choices. Early stopping is not a candidate. For other
+covariances it may have a smaller risk, see `training_time`. The paper compares transfer with
+scratch training without a penalty. `against="unregularised"` does the same.
 """
 
 import math

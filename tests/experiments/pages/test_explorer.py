@@ -348,7 +348,7 @@ CLEAN = "source=inf&ridge=best&time=inf"
 def settings(count):
     """Random states of the controls, as fragments of an address."""
     rng = np.random.default_rng(7)
-    views = formulas.WAYS[1:]
+    views = ("fine-tuning", "linear transfer", "ridge transfer", "ridge from scratch", "L2-SP")
     for k in range(count):
         d = int(rng.integers(2, 400))
         depth = rng.choice(["1", "2", "3", "7", "inf"])
@@ -472,7 +472,8 @@ def printed(code):
 def test_the_page_shows_what_python_computes(quick, tmp_path):
     text, estimates = quick
     random, rng = [*settings(12)], np.random.default_rng(0)
-    maps = [f"{random[0].partition('&view=')[0]}&{CLEAN}&view={view}" for view in ("all", "paper")]
+    others = ("all", "paper", *(way.replace(" ", "%20") for way in formulas.WAYS[6:]))
+    maps = [f"{random[0].partition('&view=')[0]}&{CLEAN}&view={view}" for view in others]
     lines = [
         f"n=30&theta=45&sigma=0.1&d=200&depth=3&{CLEAN}&view=fine-tuning",
         f"n=30&theta=45&sigma=0.5&d=100&{CLEAN}&view=linear%20transfer",
