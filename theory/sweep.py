@@ -263,16 +263,16 @@ def _mirrored(w, target, gamma):
 
 def _after(pair, target, gamma, end, time):
     """The mean loss under noise at a time of training."""
-    return _noisy(matrices.pre_train(*pair, target, end).at(time), target, gamma)
+    return _noisy(matrices.pre_train(pair[0], pair[1], target, end).at(time), target, gamma)
 
 
 def _least_after(pair, target, gamma, end):
     """The smallest of these losses."""
-    run = matrices.pre_train(*pair, target, end)
+    run = matrices.pre_train(pair[0], pair[1], target, end)
     times = np.linspace(0, end, 200)
     losses = [_noisy(run.at(time), target, gamma) for time in times]
     k = int(np.argmin(losses))
-    found = minimize_scalar(
+    found: Any = minimize_scalar(
         lambda time: _noisy(run.at(time), target, gamma),
         bounds=(times[max(k - 1, 0)], times[min(k + 1, 199)]),
     )
@@ -327,11 +327,11 @@ def _worth(d, scale, decay, gamma):
 def _pushed(imbalance, sigma, noise, rates, draws=2000):
     """Descends with label noise from a minimum; the mean changes of the imbalances."""
     size = np.hypot(imbalance, 2 * sigma)
-    pair = (
+    pair: Any = (
         np.tile(np.diag(np.sqrt((size + sign * imbalance) / 2)), (draws, 1, 1)) for sign in (1, -1)
     )
     b, a = matrices.label_noise(
-        np.random.default_rng(0), tuple(pair), np.diag(sigma), noise, np.array(rates)
+        np.random.default_rng(0), (next(pair), next(pair)), np.diag(sigma), noise, np.array(rates)
     )
     both = np.mean(b.mT @ b - a @ a.mT, 0)
     return np.diag(both) - imbalance
@@ -340,7 +340,7 @@ def _pushed(imbalance, sigma, noise, rates, draws=2000):
 def _calmed(rate, noise, imbalance, sigma):
     """The mean of sqrt(D^2 + 4 sigma^2) - a^2 - b^2 at a constant rate, before D drifts."""
     size, sums, steps, skipped = np.hypot(imbalance, 2 * sigma), [], 200, 60
-    pair = (np.full((2000, 1, 1), np.sqrt((size + sign * imbalance) / 2)) for sign in (1, -1))
+    pair: Any = (np.full((2000, 1, 1), np.sqrt((size + sign * imbalance) / 2)) for sign in (1, -1))
 
     def watch(step: int, pair: matrices.Pair) -> None:
         a2, b2 = (np.ravel(w) ** 2 for w in pair)
@@ -348,7 +348,9 @@ def _calmed(rate, noise, imbalance, sigma):
             sums.append(np.mean(np.hypot(a2 - b2, 2 * sigma) - a2 - b2))
 
     rng = np.random.default_rng(0)
-    matrices.label_noise(rng, tuple(pair), np.eye(1) * sigma, noise, np.full(steps, rate), watch)
+    matrices.label_noise(
+        rng, (next(pair), next(pair)), np.eye(1) * sigma, noise, np.full(steps, rate), watch
+    )
     return np.mean(sums)
 
 
@@ -745,7 +747,7 @@ LAWS = (
         "perturbation.perturbed_loss",
         "any shapes up to 8 weights",
         _small_network,
-        lambda pair, target, gamma: perturbation.perturbed_loss(*pair, target, gamma),
+        lambda pair, target, gamma: perturbation.perturbed_loss(pair[0], pair[1], target, gamma),
         _noisy,
         1e-9,
     ),
