@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import auto_axes
 from jax.typing import DTypeLike
-from jaxtyping import Array, ArrayLike, Float, Num
+from jaxtyping import Array, ArrayLike, Float, Num, PyTree
 
 from sail_jax.checks import concrete
 from sail_jax.merging.counting import numpy_of
@@ -28,6 +28,8 @@ FOLDED = 4
 """The number of rows into which `sums` folds a vector. XLA adds them up in registers. More rows are
 far slower.
 """
+FEWEST = 2.0**-60
+"""Sums at scale 1 between this and its inverse are not affected by underflow; see `settled`."""
 PARTS = 64
 """The number of parts in which a large array is summed, on any number of cores."""
 
@@ -279,6 +281,11 @@ class Products(NamedTuple):
     inner: Float[Array, "... vector vector"]
 
     @property
+    def sums(self) -> Float[Array, "... vector"]:
+        """The squared norms of the vectors divided by their units."""
+        return self.inner.diagonal(0, -2, -1)
+
+    @property
     def plain(self) -> Float[np.ndarray, "... vector vector"]:
         """The inner products in NumPy's float64, because float32 may overflow."""
         unit, inner = (np.asarray(x, np.float64) for x in self)
@@ -304,17 +311,20 @@ class Products(NamedTuple):
     @property
     def _norms(self) -> Float[Array, "... vector"]:
         """The norms of the vectors divided by their own units."""
-        squares = jnp.diagonal(self.inner, axis1=-2, axis2=-1)
+        squares = self.sums
         return jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1)), 0)
 
 
-def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = None) -> Products:
+def products(
+    delta: Float[Array, "vector ..."], axis: Sequence[int] | None = None, at_scale_1: bool = False
+) -> Products:
     """Computes the inner products of all pairs of vectors, at a scale at which squares do not
     overflow.
 
     Args:
       delta: Shape `[vector, ...]`.
       axis: The axes to sum over; see `gram`.
+      at_scale_1: Whether all units are 1, without `axis`; see `settled`.
 
     Returns:
       The products. Their leading axes are the remaining axes of `delta`.
@@ -324,7 +334,7 @@ def products(delta: Float[Array, "vector ..."], axis: Sequence[int] | None = Non
     '0.600, [5.e-25 2.e+00]'
     """
     if axis is None:
-        unit = units_of([delta[k] for k in range(len(delta))])
+        unit = _units([delta[k] for k in range(len(delta))], at_scale_1)
         wide = unit.reshape(-1, *(1,) * (delta.ndim - 1))
     else:
         wide = jnp.stack([unit_of(delta[k], [a - 1 for a in axis]) for k in range(len(delta))])
@@ -410,23 +420,33 @@ class Norms(NamedTuple):
     after: Float[Array, "task"]
 
     @property
+    def sums(self) -> Float[Array, "2 task"]:
+        """Both norms divided by their unit."""
+        return numpy_of(self.before).stack([self.before, self.after])
+
+    @property
     def ratio(self) -> Float[Array, "task"]:
         """The ratio of the norms; 1 where either norm is 0."""
         exists = (self.before > 0) & (self.after > 0)
         return jnp.where(exists, self.before / jnp.where(exists, self.after, 1), 1)
 
 
-def l1_norms(before: Sequence[Array], after: Sequence[Array]) -> Norms:
+def l1_norms(before: Sequence[Array], after: Sequence[Array], at_scale_1: bool = False) -> Norms:
     """Computes L1 norms at a scale without over- or underflow.
+
+    Entries are added in row-major order of any shape (`sums`), so the shape changes no bit.
 
     Args:
       before: The entries of each model before the change.
       after: The entries of each model after the change.
+      at_scale_1: Whether all units are 1; see `settled`.
 
     Returns:
       The norms.
     """
-    units = units_of(before)
+    if not any(map(divided, (*before, *after))):
+        before, after = ([x.reshape(-1) for x in arrays] for arrays in (before, after))
+    units = _units(before, at_scale_1)
     pairs = [
         sums(jnp.abs(x) * (1 / unit), jnp.abs(y) * (1 / unit))
         for x, y, unit in zip(before, after, units, strict=True)
@@ -446,6 +466,33 @@ def add_norms(a: Norms, b: Norms) -> Norms:
     """
     unit, first, second = common_unit(a.unit, b.unit)
     return Norms(unit, first * a.before + second * b.before, first * a.after + second * b.after)
+
+
+def _units(arrays: Sequence[Array], at_scale_1: bool) -> Float[Array, "arrays"]:
+    """Returns the units of sums. Units other than 1 take a pass of their own over the arrays."""
+    return jnp.ones(len(arrays), arrays[0].dtype) if at_scale_1 else units_of(arrays)
+
+
+def settled(part: PyTree) -> bool:
+    """Checks whether sums at scale 1 have the bits of sums at a scale without over- or underflow.
+
+    A square that underflows is below 2^-126. In a sum of 2^32 entries, underflow then changes less
+    than 2^-94, which is below the rounding of a sum of at least `FEWEST`.
+
+    Args:
+      part: A pytree with known values. Only `Products` and `Norms` are checked.
+
+    Returns:
+      False if a sum with unit 1 is below `FEWEST`, above 1 / `FEWEST`, or not finite.
+    """
+
+    def is_sum(x: Any) -> bool:
+        return isinstance(x, Products | Norms)
+
+    found = [x for x in jax.tree.leaves(part, is_leaf=is_sum) if is_sum(x)]
+    return all(
+        bool(((x.unit != 1) | ((x.sums >= FEWEST) & (x.sums <= 1 / FEWEST))).all()) for x in found
+    )
 
 
 def computed_once(compute: Callable[[], Array], like: Array) -> Array:

@@ -141,7 +141,7 @@ def _weights(delta: Array, weight: Array) -> Float[Array, "task"]:
 
 def _by_tensor(piece: Piece, delta: Array, weight: Array) -> tuple[Products, Array]:
     """Computes the inner products of whole tensors, and the weights."""
-    return products(delta), _weights(delta, weight)
+    return products(delta, at_scale_1=piece.at_scale_1), _weights(delta, weight)
 
 
 def _by_column(piece: Piece, delta: Array, weight: Array) -> tuple[Products, Array]:

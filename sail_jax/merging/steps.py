@@ -186,6 +186,8 @@ class Piece:
         None without padding.
       on_host: Whether the evaluator compiles the kernel for this process's CPU and calls it there,
         instead of under the caller's `jit`.
+      at_scale_1: Whether sums may over- and underflow, because the evaluator checks them
+        (`arithmetic.settled`) and calls the kernel again.
       place: The position of the leaf in the order of paths, if it is a whole leaf in a visit of
         `Leaves`.
       local: The arrays of `Step.local` for this leaf, or the ranks of `Step.ranked`; otherwise
@@ -196,6 +198,7 @@ class Piece:
     start: ArrayLike = 0
     size: ArrayLike | None = None
     on_host: bool = field(default=False, metadata=STATIC)
+    at_scale_1: bool = field(default=False, metadata=STATIC)
     local: Any = None
     place: ArrayLike | None = None
 

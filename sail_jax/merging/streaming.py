@@ -29,6 +29,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -38,7 +39,7 @@ from jax import lax
 from jaxtyping import Array, PyTree
 
 from sail_jax.merging import counting
-from sail_jax.merging.arithmetic import Products, number, products
+from sail_jax.merging.arithmetic import Products, number, products, settled
 from sail_jax.merging.buffers import Buffers
 from sail_jax.merging.extremes import finite, lost
 from sail_jax.merging.leafwise import (
@@ -649,7 +650,15 @@ def _contribution(
 ) -> tuple[PyTree, PyTree]:
     """Computes the contribution of a piece to a statistic, and the value that it keeps."""
     local = unit.beside(k, source)
-    return parts(add, keep, summary, unit.count, local, *unit.arguments(k), source)
+    kernels, own, place = unit.arguments(k)
+    part, kept = None, ()
+    # Sums at scale 1 need one pass over the piece, and nearly always suffice.
+    for at_scale_1 in (True, False) if unit.on_host else (False,):
+        here = replace(place, at_scale_1=at_scale_1)
+        part, kept = parts(add, keep, summary, unit.count, local, kernels, own, here, source)
+        if at_scale_1 and settled(jax.device_get(part)):
+            break
+    return part, kept
 
 
 class InOrder:

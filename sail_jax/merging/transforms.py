@@ -511,9 +511,12 @@ def _packed(kept: Bool[Array, "task ..."]) -> UInt[Array, "task words"]:
     """Packs masks into 32-bit words, `[task, words]`."""
     flat = kept.reshape(len(kept), -1)
     # Bit i of word j is entry i * words + j. Words then combine whole slices instead of neighbours.
-    flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % WORD))).reshape(len(kept), WORD, -1)
-    bits = flat.astype(jnp.uint32)
-    return functools.reduce(lax.bitwise_or, [bits[:, i] << i for i in range(WORD)])
+    flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % WORD))).reshape(len(kept), WORD // 8, 8, -1)
+    # Bytes first: twice as fast as shifts of 32 bits for every entry.
+    bits = flat.astype(jnp.uint8)
+    parts = functools.reduce(lax.bitwise_or, [bits[:, :, i] << i for i in range(8)])
+    words = parts.astype(jnp.uint32)
+    return functools.reduce(lax.bitwise_or, [words[:, i] << 8 * i for i in range(WORD // 8)])
 
 
 def _unpacked(
@@ -561,9 +564,8 @@ def rescale_l1(scope: Scope = "tensor") -> Transform:
 def _norms(piece: Piece, delta: Array, weight: Array) -> Norms:
     """Computes the L1 norms of all entries of a piece, and of unmasked entries."""
     left = jnp.broadcast_to(weight, delta.shape)
-    return l1_norms(
-        list(delta), [jnp.where(w != 0, x, 0) for x, w in zip(delta, left, strict=True)]
-    )
+    kept = [jnp.where(w != 0, x, 0) for x, w in zip(delta, left, strict=True)]
+    return l1_norms(list(delta), kept, piece.at_scale_1)
 
 
 def _ratio(prepared: tuple[()], norms: Norms) -> Float[Array, "task"]:

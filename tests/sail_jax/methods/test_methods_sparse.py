@@ -45,6 +45,9 @@ ROWS = {
     "random": np.random.default_rng(0).normal(size=(5, 33)),
     "bfloat16": np.random.default_rng(1).integers(0, 6, (7, 40)) / 4,
     "equal": np.zeros((3, 10)),
+    # Keys of few digits beside longer ones, with zeros and ties, in one block of rows.
+    "long and short": np.random.default_rng(5).integers(0, 9, (6, 50)) / 512
+    + np.array([0, 0, 1e-3, 0, 1e-9, 0])[:, None],
     "long": np.random.default_rng(2).integers(0, 999, (2, 70000)),
     "cubes": np.random.default_rng(3).normal(size=(2, 3, 4, 5)),
     "columns": np.random.default_rng(4).normal(size=(40000, 1)),
