@@ -78,7 +78,7 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
     step, bits = max(1, min(len(rows), IN_CACHE // n)), (n - 1).bit_length()
     position = np.tile(np.arange(n, dtype=np.uint32), (step, 1))
     first = np.repeat(np.arange(0, step * n, n, np.uint32), n).reshape(step, n)
-    rank = position.astype(ranks.dtype)
+    rank = position.astype(ranks.dtype, copy=False)
 
     def inverted(keys: np.ndarray) -> np.ndarray:
         """Ranks the rows of a block of keys, whose last `bits` bits are 0."""
@@ -95,11 +95,12 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
 
     for start in range(0, len(rows), step):
         block, own = rows[start : start + step], ranks[start : start + step]
-        short, long = _shortened(block, bits)
+        free, long = _shortened(block, bits)
         if not long.all():
-            own[:] = inverted(short)
+            own[:] = inverted(free)
         if long.any():
-            own[long] = inverted(np.left_shift(block[long], bits, dtype=np.uint64))
+            free = np.left_shift(block[long], bits, dtype=np.uint64)
+            own[long] = inverted(free)
     return ranks.reshape(shape)
 
 
