@@ -44,13 +44,9 @@ def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     """Ranks by sorting twice: the ranks are the inverse of the sorting permutation."""
     keys = in_parts(keys, -2)  # a divided row would be gathered for each sort
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
-
-    def argsort(_: int, keys: Array) -> Array:
-        # Stable: equal magnitudes rank in row-major order.
-        return lax.sort((keys, index), num_keys=1, is_stable=True)[1].astype(keys.dtype)
-
-    # A loop, because each sort in a program is compiled separately.
-    rank = lax.fori_loop(0, 2, argsort, keys)
+    # Stable: equal magnitudes rank in row-major order.
+    _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
+    _, rank = lax.sort((order, index), num_keys=1)
     return in_parts(rank.astype(_rank_dtype(keys.shape[-1])), -2)
 
 
