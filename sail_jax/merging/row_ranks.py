@@ -73,7 +73,7 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
     # Rows are sorted in blocks that fit into the cache.
     step, bits = max(1, min(len(rows), IN_CACHE // n)), (n - 1).bit_length()
     position = np.tile(np.arange(n, dtype=np.uint32), (step, 1))
-    first = np.repeat(np.arange(0, step * n, n, np.uint32), n).reshape(step, n)
+    first = np.repeat(np.arange(0, step * n, n, dtype=np.uint32), n).reshape(step, n)
     rank = position.astype(ranks.dtype, copy=False)
 
     def inverted(keys: np.ndarray) -> np.ndarray:
