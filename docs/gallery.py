@@ -171,6 +171,13 @@ PICTURES: Mapping[str, Picture] = {
         "no merge, a quadratic expansion at the experts is best. Sign conflicts, Hessian traces "
         "and distances between tasks rank badly.",
     ),
+    "choice_prediction": Picture(
+        "forecasts",
+        "",
+        "Theory names the best use of a source, and the best merge, less often than a rule that "
+        "repeats the most frequent winner. Its probabilities are too extreme. It is better than "
+        "always fine-tuning.",
+    ),
     "merging_scaling": Picture(
         "excess",
         "",

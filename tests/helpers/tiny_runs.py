@@ -16,6 +16,7 @@ QUICK = ("ledger", "ridge_transfer")
 """What the quick tests run: the others take longer, most of it compiling."""
 
 DEAR = (
+    "choice_prediction",
     "cross_task_linearity",
     "growth_training",
     "merge_prediction",

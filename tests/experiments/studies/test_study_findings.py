@@ -289,6 +289,35 @@ def lora_start(effect, noise):
     )
 
 
+def choice_prediction(effect, noise):
+    """Three of four settings are won by the choice that the rules always make."""
+
+    def outcome(choices, always):
+        won = np.where(np.arange(8 * COUNT) % 4 == 0, (always + 1) % choices, always)
+        wins = np.eye(choices)[won]
+        loss = 2 - wins[:, None] + 0.01 * noise(len(won), 2, choices)
+        others = (wins.sum(0) - wins) / (len(won) - 1)
+        chance = {1: wins, 0: others, -1: np.roll(wins, 2, axis=1)}[effect]
+        return loss, np.broadcast_to(chance[:, None], loss.shape)
+
+    (loss, chance), (merged, merged_chance) = outcome(4, 2), outcome(5, 1)
+    return _dataset(
+        {
+            "loss": (("setting", "seed", "choice"), loss),
+            "chance": (("theory", "setting", "seed", "choice"), np.stack([chance, chance])),
+            "merged_loss": (("merge", "seed", "option"), merged),
+            "merged_chance": (("merge", "seed", "option"), merged_chance),
+            "family": ("setting", np.zeros(len(loss), int)),
+            "merged_family": ("merge", np.zeros(len(merged), int)),
+        },
+        {
+            "choice": ["scratch", "transfer", "fine-tuning", "L2-SP"],
+            "theory": ["numbers", "kernels"],
+            "option": ["base", "average", "task arithmetic", "trimmed average", "TIES"],
+        },
+    )
+
+
 CLAIMS = {  # the number that each declares on the data above
     transfer_phase: 9,
     transfer_factors: 9,
@@ -303,6 +332,7 @@ CLAIMS = {  # the number that each declares on the data above
     growth_training: 2,
     merge_digits: 4,
     merge_prediction: len(PREDICTORS),
+    choice_prediction: 12,
     proximal_spirals: 8,
 }
 
