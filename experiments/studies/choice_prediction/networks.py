@@ -110,9 +110,9 @@ def _start(family: Family, inputs: Array, key: Array) -> PyTree:
 class Sample(NamedTuple):
     """Inputs and labels, of which the first `count` are used."""
 
-    inputs: Array
-    labels: Array
-    count: Array
+    inputs: Any
+    labels: Any
+    count: Any
 
 
 class How(NamedTuple):
@@ -174,7 +174,7 @@ def _source(family: Family, how: How, data: Examples, problem: Problem, key: Arr
     return _train(family, how, sample, start, second, frozen={})[0]
 
 
-def _sample(data: Examples, problem: Problem, task: int | None) -> Sample:
+def _sample(data: Examples, problem: Problem, task: Array | int | None) -> Sample:
     """Returns the training sample of the source (None) or of a task."""
     if task is None:
         chosen, count = problem.source, problem.source_count
@@ -185,7 +185,7 @@ def _sample(data: Examples, problem: Problem, task: int | None) -> Sample:
     return Sample(data.inputs[problem.shift][chosen], labels, problem.count)
 
 
-def _losses(family: Family, data: Examples, problem: Problem, task: int, params: PyTree) -> Array:
+def _losses(family: Family, data: Examples, problem: Problem, task: Any, params: PyTree) -> Array:
     """Computes the squared error on the validation and on the test examples."""
     inputs, signs = data.inputs[problem.shift], problem.tasks[task]
     return jnp.stack(
@@ -225,7 +225,7 @@ def transfers(family: Family, how: How, data: Examples, problems: Problem) -> di
         # One loop, which is compiled once, trains all layers from both starts.
         starts = jax.tree.map(lambda *x: jnp.stack(x), (fresh, zeros(fresh)), (source, source))
         whole = jax.lax.map(
-            lambda x: tried(*x[0], jnp.append(penalties, 0.0), x[1]), (starts, keys[2:4])
+            lambda x: tried(x[0], x[1], jnp.append(penalties, 0.0), x[2]), (*starts, keys[2:4])
         )
         head = zeros({family.head: source[family.head]})
         best = {
@@ -242,9 +242,9 @@ def transfers(family: Family, how: How, data: Examples, problems: Problem) -> di
             "labels": sample.labels,
             "source_output": output(family, source, sample.inputs),
             "start_output": output(family, fresh, sample.inputs),
-            "source_gram": sum(grams.values()),
+            "source_gram": _total(grams),
             "head_gram": grams[family.head],
-            "start_gram": sum(_grams(family, fresh, sample.inputs).values()),
+            "start_gram": _total(_grams(family, fresh, sample.inputs)),
         }
 
     return jax.vmap(one)(problems)
@@ -256,6 +256,10 @@ def _grams(family: Family, params: PyTree, inputs: Array) -> dict[str, Array]:
     rows = {name: jax.tree.leaves(layer) for name, layer in jax.vmap(of)(inputs).items()}
     flat = {name: [x.reshape(len(x), -1) for x in layer] for name, layer in rows.items()}
     return {name: jnp.asarray(sum(x @ x.T for x in layer)) for name, layer in flat.items()}
+
+
+def _total(grams: dict[str, Array]) -> Array:
+    return jnp.sum(jnp.stack(list(grams.values())), 0)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
@@ -272,7 +276,7 @@ def experts(family: Family, how: How, data: Examples, problems: Problem) -> dict
         source = _source(family, how, data, problem, keys[0])
         flat = ravel_pytree(source)[0]
 
-        def expert(task: Array, first: Array, count: Array, key: Array) -> Array:
+        def expert(task: Array, first: Any, count: Any, key: Array) -> Array:
             inputs, labels, _ = _sample(data, problem, task)
             rolled = Sample(jnp.roll(inputs, -first, 0), jnp.roll(labels, -first, 0), count)
             end, _ = _train(family, short, rolled, source, key, frozen={})

@@ -93,7 +93,9 @@ def _part(
         )
         split = lambda x: x.reshape(-1, config.seeds, *x.shape[1:])  # noqa: E731
         found = jax.tree.map(split, found)
-        results |= {k: jax.tree.map(lambda x, j=j: x[j], found) for j, k in enumerate(chosen)}
+        results |= {
+            k: jax.tree.map(lambda x, j=j: x[j], found) for j, k in enumerate(map(int, chosen))
+        }
     ordered = [results[k] for k in range(len(groups))]
     about = {**factors, "family": np.full(len(groups), number)}
     return {**jax.tree.map(lambda *x: np.stack(x), *ordered), "factors": about}
@@ -131,7 +133,7 @@ def _problems(
         flipped = [rng.permutation(CLASSES) < at["flips"] for _ in range(tasks)]
         wrong = np.where(rng.random((tasks, most)) < at["noises"], -1.0, 1.0)
         # Experts of one merge have the same inputs.
-        shift = at["shift"] if tasks == 1 else 0
+        shift = at["shift"] * (tasks == 1)
         rows.append(
             Problem(
                 rng.integers(2**31), shift, source, at["source"], signs,
@@ -156,8 +158,8 @@ def _transfers(config: Config, family: Family, data: Examples, problems: Problem
         at = {name: x[(slice(n),) * x.ndim] for name, x in at.items()}
         labels, source = at["labels"], at["source_output"]
         risks, numbers = forecasts.by_numbers(at["source_gram"], labels, source)
-        grams = (at[f"{name}_gram"] for name in ("start", "head", "source"))
-        others = forecasts.by_kernels(*grams, labels, at["start_output"], source)
+        first, head, later = (at[f"{name}_gram"] for name in ("start", "head", "source"))
+        others = forecasts.by_kernels(first, head, later, labels, at["start_output"], source)
         chance = partial(forecasts.chances, rng=_rng(problems, i), draws=config.draws)
         both = np.stack([chance(risks), chance(others)])
         rows.append({"loss": found["loss"][i], "chance": both, "numbers": numbers})

@@ -119,4 +119,5 @@ def weights(count: int, draws: int, seed: int) -> Float[np.ndarray, "draw settin
 def interval(values: PerSetting, draws: int, seed: int) -> tuple[float, float, float]:
     """Computes the mean over settings, and its 95 % bootstrap interval."""
     means = weights(len(values), draws, seed) @ values / len(values)
-    return float(values.mean()), *map(float, np.percentile(means, [2.5, 97.5]))
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(values.mean()), float(low), float(high)

@@ -92,8 +92,8 @@ def test_scores_by_hand():
     family = np.zeros(3, int)
     case = scores.Case(["a", "b"], loss, chance, "b", family)
     # Settings of another family do not count.
-    doubled = (np.concatenate([x, x]) for x in (loss, chance))
-    both = scores.Case(["a", "b"], *doubled, "b", np.repeat([0, 1], 3))
+    twice, again = (np.concatenate([x, x]) for x in (loss, chance))
+    both = scores.Case(["a", "b"], twice, again, "b", np.repeat([0, 1], 3))
     np.testing.assert_array_equal(both.hits()["majority"], np.tile(case.hits()["majority"], 2))
     hits = {"theory": [1, 0, 1], "majority": [1, 1, 0], "always": [0, 0, 1]}
     assert {k: x.tolist() for k, x in case.hits().items()} == hits
