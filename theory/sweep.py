@@ -687,6 +687,8 @@ LAWS = (
         _experts,
         _merged,
         _pooled,
+    ),
+    Law(
         "modes.crossing_time",
         "any level between the start and the end",
         lambda rng: (0.1 + 1.8 * rng.random(), 0.1 * rng.random() + 1e-3, 2.0),
