@@ -232,12 +232,12 @@ def best_time_of(start: Layers, target: Float[ArrayLike, "o i"], gamma: float, e
     problems.check("end", end, lambda t: (t > 0) & (t < np.inf), "finite and > 0")
     low, width = 0.0, float(end)
     for _ in range(_ROUNDS):
-        # Each round starts from the network at the start of its interval, so all rounds share one
-        # program.
-        path = flow(start, target, np.linspace(0.0, width, _TIMES))
-        losses = perturbed_loss(*path, target, gamma)
+        # All rounds lead through as many times, of similar distances, so they share one program. A
+        # later network of the path is no start: where the weights fade, it is not balanced enough.
+        before = np.linspace(0.0, low, _TIMES, endpoint=False)
+        path = flow(start, target, np.append(before, low + np.linspace(0.0, width, _TIMES)))
+        losses = perturbed_loss(path.w1[_TIMES:], path.w2[_TIMES:], target, gamma)
         least = max(int(np.argmin(np.asarray(losses))) - 1, 0)
-        start = Layers(path.w1[least], path.w2[least])
         low += least * width / (_TIMES - 1)
         width = min(2 * width / (_TIMES - 1), end - low)
     return low + width / 2

@@ -196,7 +196,7 @@ def test_figures_only_draw_are_labelled_and_can_be_read(ran, monkeypatch):
 def test_unknown_names_suggest_the_nearest():
     with pytest.raises(ValueError, match=r"'transfer_fase' \(nearest: 'transfer_phase'"):
         registry.load("transfer_fase")
-    known = r"known: cross_task_linearity, .*ledger, .*, \.\.\.\)$"
+    known = r"known: choice_prediction, .*ledger, .*, \.\.\.\)$"
     with pytest.raises(ValueError, match=known):
         registry.load("os.path")
 
