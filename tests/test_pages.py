@@ -41,11 +41,24 @@ def test_links_lead_to_files(page):
     assert not lost
 
 
-def test_every_page_is_in_the_tree():
-    index = (ROOT / "docs" / "index.md").read_text()
-    for page in WRITTEN[2:]:
-        name = str(page.relative_to(ROOT / "docs").with_suffix(""))
-        assert name == "index" or re.search(rf"^{re.escape(name)}$", index, re.M), name
+def tree(page):
+    """The pages in the contents of a page."""
+    contents = re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), re.M | re.S)
+    lines = (line.strip() for text in contents for line in text.splitlines())
+    return [line.removeprefix("/") for line in lines if line and not line.startswith(":")]
+
+
+def test_every_page_is_in_the_tree_once():
+    names = {page: str(page.relative_to(ROOT / "docs").with_suffix("")) for page in WRITTEN[2:]}
+    listed = [name for page in names for name in tree(page)]
+    assert sorted({*names.values()} - {"index", *listed}) == []
+    assert [name for name in listed if listed.count(name) > 1] == []
+
+
+def test_the_sidebar_is_short():
+    index = ROOT / "docs" / "index.md"
+    assert len(tree(index)) <= 25
+    assert len(re.findall(r"^:caption:", index.read_text(), re.M)) == 5
 
 
 # Blocks of shell that are run, on what `sail-jax examples` makes: tests/helpers/shell_blocks.py.
