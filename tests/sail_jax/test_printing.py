@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -67,6 +68,16 @@ def test_every_size_follows_the_callers_font_size():
     styled = Looks(style={"font.size": 5}).draw(plot)["both"]
     assert sizes(styled) == pytest.approx({text: size / 2 for text, size in usual.items()})
     assert matplotlib.rcParams["font.size"] == 10
+
+
+def test_no_size_is_fixed():
+    """Numbers of points are given by `style.points`, so that they follow `rcParams`."""
+    root = Path(__file__).parents[2]
+    files = [
+        f for room in ("sail_jax", "theory", "experiments") for f in (root / room).rglob("*.py")
+    ]
+    fixed = re.compile(r"(font|label)size(\"?:|=) ?\d")
+    assert [str(file) for file in files if fixed.search(file.read_text())] == []
 
 
 @pytest.mark.parametrize(("width", "scale"), [("single", 2 / 3), ("double", 7.2 / 8.4)])

@@ -36,12 +36,10 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     axes[0, 0].set(xlabel="time", title=f"(a) learned part of a direction, {kind}")
     axes[0, 1].set(
         xlabel="squared norm of a row of $A$, $c$ ($ρ$ = 1)",
-        yscale="log",
         title="(b) time until half of a direction is learned",
     )
     axes[1, 0].set(
         xlabel="singular value $ρ$ of the residual",
-        yscale="log",
         title=f"(c) the same, directions together, {kind}",
     )
     axes[1, 1].set(
@@ -50,13 +48,13 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
         title="(d) adapters on both layers: part of layer 1",
     )
     for ax in axes.flat:
-        style.logarithmic(ax, "x")
-        ax.legend(frameon=False, fontsize=8)
+        style.logarithmic(ax, *("xy" if ax in (axes[0, 1], axes[1, 0]) else "x"))
+        ax.legend(frameon=False, fontsize=style.points(8))
     drawn = "each dot has its own $A$, but a curve of (a) and a colour of (c) share theirs"
     figure.suptitle(
         f"$B$ = 0, $A$ Gaussian with {dataset.attrs['width']} inputs; dashed: closed forms; dots: "
         f"{dataset.attrs['seeds']} adapters\ntrained by gradient flow (± 1 s.e.); {drawn}",
-        fontsize=10,
+        fontsize=style.points(10),
     )
     return {"start": figure}
 

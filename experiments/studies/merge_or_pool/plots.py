@@ -65,7 +65,7 @@ def _map(ax: Axes, dataset: xr.Dataset, name: str, load: str, title: str) -> Non
         **looks,
     )
     style.logarithmic(ax, "x")
-    ax.set_yscale("log")
+    style.logarithmic(ax, "y")
     ax.set(
         xlabel="samples of an expert per dimension $n/d$",
         ylabel="spread of teachers / $σ^2$",
