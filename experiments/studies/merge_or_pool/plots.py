@@ -64,8 +64,7 @@ def _map(ax: Axes, dataset: xr.Dataset, name: str, load: str, title: str) -> Non
         clip_on=False,
         **looks,
     )
-    style.logarithmic(ax, "x")
-    style.logarithmic(ax, "y")
+    style.logarithmic(ax, "x", "y")
     ax.set(
         xlabel="samples of an expert per dimension $n/d$",
         ylabel="spread of teachers / $σ^2$",
