@@ -516,7 +516,7 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
     shape = jax.eval_shape(compute)
     first = like.reshape(-1)[0]
     # The condition must depend on data. XLA would remove a constant condition and its branch.
-    return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros(shape.shape, shape.dtype))
+    return lax.cond(first != jnp.inf, compute, lambda: jnp.zeros_like(shape))
 
 
 def is_manual() -> bool:

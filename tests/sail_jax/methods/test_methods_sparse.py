@@ -99,7 +99,7 @@ print("agreed")
 """
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_sharded_arrays_merge_as_on_one_device():
     """Two forced host devices, rows or columns sharded, both kinds of mesh: up to the order of
     sums (1e-5 of values below 10)."""
