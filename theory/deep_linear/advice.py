@@ -12,16 +12,18 @@ choose one from scratch. The candidates with a penalty are
     L2-SP               a pull towards the source
     scaled L2-SP        a pull towards the best multiple of the source, also a negative one
     free direction      ridge regression with no penalty along the source
-    fixed direction     ridge regression across the source, next to its best multiple.
+    fixed direction     ridge regression across the source, next to its best multiple
+    early stopping      gradient flow from the best multiple of the source, for the best time.
 
 Each has the penalty with the smallest expected risk, which depends on the noise and the angle.
 Scaled L2-SP is never worse than ridge regression from scratch, the multiple 0, nor than L2-SP. The
 free direction is never worse than linear transfer, the infinite penalty. For isotropic inputs the
 fixed direction has the smallest risk of all methods that are linear in the labels: at a given
 angle, the target's component along the source is known, and across it every direction is equally
-likely. The others show what is lost by fewer choices. Early stopping is not a candidate. For other
-covariances it may have a smaller risk, see `training_time`. The paper compares transfer with
-scratch training without a penalty. `against="unregularised"` does the same.
+likely. The others show what is lost by fewer choices. Early stopping, whose time takes the place of
+a penalty, is a candidate only for other covariances, where it may be better than all others. The
+paper compares transfer with scratch training without a penalty. `against="unregularised"` does the
+same.
 """
 
 import math
@@ -37,7 +39,15 @@ from sail_jax import linalg
 from sail_jax.deprecated import renamed
 from sail_jax.views import view
 from theory import problems
-from theory.deep_linear import certainty, covariance, penalised, regularised, risks, subspace
+from theory.deep_linear import (
+    certainty,
+    covariance,
+    penalised,
+    regularised,
+    risks,
+    subspace,
+    training_time,
+)  # fmt: skip
 from theory.deep_linear.certainty import EXACT, Known
 from theory.deep_linear.estimators import check_data
 
@@ -47,7 +57,7 @@ T = TypeVar("T")
 # The candidates, simpler ones first: of two equal risks the first is advised.
 METHODS = (
     "scratch", "ridge from scratch", "linear transfer", "ridge transfer", "fine-tuning", "L2-SP",
-    "scaled L2-SP", "free direction", "fixed direction",
+    "scaled L2-SP", "free direction", "fixed direction", "early stopping",
 )  # fmt: skip
 PAPER = METHODS[0], *METHODS[2:5]
 
@@ -65,7 +75,8 @@ class Advice(NamedTuple):
         sample.
       undecided: Methods whose risks are within the errors of the best one.
       settings: The best "penalty" and the "scale" of the source, for the methods that have them.
-        L2-SP towards features has a second penalty "along" them.
+        L2-SP towards features has a second penalty "along" them. Early stopping has a "time", as in
+        `training_time.flow_risk`.
       simplest: The first of `METHODS` whose risk is at most 1 % above the best one.
     """
 
@@ -320,6 +331,8 @@ def advise_tasks(
         found = _penalised(s, source, target, n, sigma)
         by_method |= {name: risk for name, (risk, _) in found.items()}
         settings |= {name: at for name, (_, at) in found.items()}
+        stopped, settings["early stopping"] = _stopped(s, source, target, n, sigma)
+        by_method["early stopping"] = stopped
         exact |= {"free direction"} - found.keys()
     limits = {name: float(v) for name, v in by_method.items() if name not in exact}
     known = certainty.any_inputs(
@@ -654,6 +667,28 @@ def _penalised(
         name: (risk, {"scale": float(scale), "penalty": float(penalty)})
         for name, (penalty, scale, risk) in found.items()
     }
+
+
+def _stopped(
+    s: Array, source: Array, target: Array, n: int, sigma: ArrayLike
+) -> tuple[Array, dict[str, float]]:
+    """Computes the limiting risk of the best time and multiple of the source, and both.
+
+    At each time the bias is a square in the multiple, which three starts determine.
+    """
+    rates = np.asarray(s[s > 0])
+    times = np.geomspace(1e-2 / rates.max(), 1e3 / rates.min(), 256)
+    from_zero, of_source, from_source = (
+        np.asarray(training_time.flow_risk(s, offset, n=n, sigma=noise, times=times))
+        for offset, noise in ((target, sigma), (source, 0.0), (target - source, sigma))
+    )
+    shared = (from_zero + of_source - from_source) / 2
+    # Later the data have replaced the source, and its multiple has no effect.
+    some = of_source > 1e-9 * of_source[0]
+    scales = np.where(some, shared / np.where(some, of_source, 1.0), 0.0)
+    found = from_zero - scales * shared
+    best = int(np.argmin(found))
+    return jnp.asarray(found[best]), {"scale": float(scales[best]), "time": float(times[best])}
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:

@@ -191,7 +191,7 @@ def any_inputs(
       sigma: Standard deviation of the label noise.
       depth: Number of weight matrices.
       limits: The limit of each method's risk.
-      settings: The "penalty" and the "scale" of the methods that have one.
+      settings: The "penalty" or "time", and the "scale", of the methods that have one.
 
     Returns:
       The error of each limit.
@@ -209,8 +209,11 @@ def any_inputs(
         scratch[i] = _ridge_fit(parts, y, 0.0)
         unseen[i] = source - _ridge_fit(parts, x @ source, 0.0)
         for name in limits.keys() & settings.keys():
-            penalty = n * settings[name]["penalty"]
             start = settings[name]["scale"] * source
+            if "time" in settings[name]:
+                fits[name][i] = start + _flow_fit(parts, y - x @ start, settings[name]["time"] / n)
+                continue
+            penalty = n * settings[name]["penalty"]
             if name == "free direction":
                 fits[name][i] = _free_fit(x, y, source, across, penalty)
             elif name == "fixed direction":
@@ -248,6 +251,15 @@ def _ridge_fit(parts: tuple[np.ndarray, ...], y: np.ndarray, k: float) -> np.nda
         shrunk = np.where(seen, values, 0.0) / (1 + k / np.where(seen, values, 1.0) ** 2)
     back = np.where(seen, shrunk / np.where(seen, values, 1.0) ** 2, 0.0)
     return (back * (left.T @ y)) @ right
+
+
+def _flow_fit(parts: tuple[np.ndarray, ...], y: np.ndarray, time: float) -> np.ndarray:
+    """Fits labels by gradient flow on |y - x b|^2 / 2 from 0, from the SVD of the inputs."""
+    left, values, right = parts
+    # (1 - e^-x) / x with x = time values^2
+    x = time * values**2
+    learned = np.where(x > 0, -np.expm1(-x) / np.where(x > 0, x, 1.0), 1.0)
+    return (learned * time * values * (left.T @ y)) @ right
 
 
 def _free_fit(

@@ -151,6 +151,9 @@ def advised(bed, found, depth):
     if "fine-tuning" in found.risks:
         risks["fine-tuning"] = bed.fine_tuned(depth)
     for name, at in found.settings.items():
+        if "time" in at:
+            risks[name] = bed.stopped(at["time"], at["scale"])
+            continue
         p = bed.n * at["penalty"]
         along, across = {
             "ridge transfer": (p, inf),
@@ -290,5 +293,8 @@ def test_advice_names_the_best_of_everything_and_its_risk(seed, count):
     wrong, misses = compared(seed, count)
     assert not wrong
     assert not [miss for miss in misses if miss[2] in advice.METHODS]
-    # Early stopping and unequal penalties are not offered. They are rarely better.
+    stopped = ("stopped", "stopped, scaled")
+    assert not [miss for miss in misses if miss[0] == "advise_tasks" and miss[2] in stopped]
+    # Unequal penalties are not offered, nor is early stopping towards features. Both are rarely
+    # better.
     assert len(misses) <= 1 + 0.05 * count

@@ -15,7 +15,14 @@ from scipy import linalg, optimize
 
 from theory import deep_linear as dl
 from theory import problems
-from theory.deep_linear import advice, covariance, penalised, penalised_claims, wishart
+from theory.deep_linear import (
+    advice,
+    covariance,
+    penalised,
+    penalised_claims,
+    training_time,
+    wishart,
+)
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
@@ -343,6 +350,23 @@ def test_methods_within_the_error_are_undecided_and_texts_are_refused():
         advice.advise_tasks(["1"], [1.0], n=3, sigma=0.1)  # pyright: ignore[reportArgumentType]
 
 
+def test_training_that_stops_has_its_best_multiple_of_the_source():
+    """Other multiples, and other times, have more risk in the same law."""
+    s, source = np.array([1.0, 0.3, 0.1]), np.array([1.0, -0.5, 0.8])
+    target = np.array([0.5, 0.2, 0.7])
+    found = advice.advise_tasks(source, target, n=20, sigma=0.5, inputs=np.diag(s))
+    risk, at = found.risks["early stopping"], found.settings["early stopping"]
+
+    def other(scale, time):
+        offset = target - scale * at["scale"] * source
+        times = [time * at["time"]]
+        return float(training_time.flow_risk(s, offset, n=20, sigma=0.5, times=times)[0])
+
+    assert other(1, 1) == pytest.approx(risk, rel=1e-6)
+    for scale, time in ((0.9, 1), (1.1, 1), (1, 0.8), (1, 1.25)):
+        assert other(scale, time) > risk
+
+
 @pytest.mark.slow
 def test_every_way_of_asking_has_the_same_candidates():
     d, n, theta, sigma = 30, 29, 1.4, 0.3
@@ -350,8 +374,12 @@ def test_every_way_of_asking_has_the_same_candidates():
     plain = advice.advise(n=n, d=d, theta=theta, sigma=sigma)
     for inputs in (None, np.eye(d)):
         found = advice.advise_tasks(2 * beta_s, 2 * beta_t, n=n, sigma=2 * sigma, inputs=inputs)
-        assert list(found.risks) == list(plain.risks)
-        for name, known in found.known.items():
+        if inputs is not None:  # where every direction is equal, stopping is a worse penalty
+            stopped, known = found.risks["early stopping"], found.known["early stopping"]
+            assert stopped >= found.risks["fixed direction"] - known.error
+        assert list(found.risks) == [*plain.risks, *["early stopping"] * (inputs is not None)]
+        for name in plain.risks:
+            known = found.known[name]
             if np.isfinite(plain.risks[name]):
                 gap = abs(found.risks[name] - 4 * plain.risks[name])
                 assert gap <= known.error + 1e-7 * found.risks[name]
