@@ -210,7 +210,17 @@ class GridResult:
         return grid_plots.plot(self.dataset)
 
     def to_dataframe(self, variable: str | Sequence[str] | None = None) -> "pd.DataFrame":
-        """Returns variables as a table, as `experiments.Result.to_dataframe` does."""
+        """Returns variables of the dataset as a table with a row for each entry.
+
+        Args:
+          variable: The name of a variable, or of several with the same axes; None for all.
+
+        Returns:
+          The table, as from `experiments.Result.to_dataframe`.
+
+        Raises:
+          ValueError: If a variable is unknown, or the variables have different axes.
+        """
         return running.tidy(self.dataset, variable)
 
     @property

@@ -51,11 +51,15 @@ def main(directory: str | Path, out: str | Path | None = None, looks: Looks = PN
     """
     directory = Path(directory)
     out = directory if out is None else Path(out)
-    out = out if out.suffix in (".html", ".htm") else out / PAGE
+    folder = None if out.suffix in (".html", ".htm") else out
+    out = out if folder is None else out / PAGE
     for path in (directory, out):
         disk.check_length(path)
     if not directory.is_dir():
         raise disk.RefusedError(f"{directory} is not a directory")
+    if folder is not None and not folder.exists() and folder.parent.is_dir():
+        with disk.explained("make", folder):
+            folder.mkdir()
     _admit(out)
     pictures = _Pictures(looks, out.parent / "figures")
     sections, unfinished, bad = [], [], []
@@ -279,8 +283,5 @@ def _admit(out: Path) -> None:
     if out.exists() and (out.is_dir() or mark not in disk.read_bytes(out, 1 << 30)[:2000]):
         raise disk.RefusedError(f"{out} exists and is not a report; choose another --out")
     if not out.parent.is_dir():
-        if out.parent.exists() or not out.parent.parent.is_dir():
-            raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
-        with disk.explained("make", out.parent):
-            out.parent.mkdir()
+        raise disk.RefusedError(f"{out.parent} is not a directory; choose another --out")
     disk.probe(out.parent)

@@ -125,7 +125,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
         xlabel="load $n/d$",
         ylabel="transferability $T$",
         ylim=(low, high),
-        title=f"slices: {CLOSED[mode]} (lines),\n{DOTS[mode]} (± 1 s.e. of shared data"
+        title=f"slices: {CLOSED[mode]} (lines); shared data:\n{DOTS[mode]} (± 1 s.e."
         + ("; open: median, 68 %)" if sigma > 0 else ")"),
     )
     right.legend(title="angle $θ$", frameon=False, fontsize=style.points(9), loc="best")
@@ -320,7 +320,7 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
         last,
         x,
         y,
-        f"$T$ = 0: closed form (dashed),\ndots: {MEASURED[mode]} (± 1 s.e., shared data)",
+        f"$T$ = 0: closed form (dashed); shared data,\ndots: {MEASURED[mode]} (± 1 s.e.)",
     )
     legend(figure, last, title="boundaries", ncols=6)
     for ax in axes.flat[values.size + 1 :]:

@@ -138,17 +138,29 @@ def test_a_preset_leaves_open_where_data_are_and_nothing_else():
 @pytest.mark.slow
 def test_a_page_is_made_again_and_nothing_else_is_replaced(runs, capsys):
     (runs / "notes.html").write_text("mine")
+    (runs / "mine").mkdir()
+    (runs / "mine" / "report.html").write_text("mine")
     assert cli.main(["report", str(runs)]) == 0
     assert cli.main(["report", str(runs)]) == 0
     for out, says in (
         (runs / "notes.html", "is not a report"),
-        (runs, "is not a report"),
+        (runs / "mine", "is not a report"),
+        (runs / "no" / "where", "is not a directory"),
         (runs / "no" / "where.html", "is not a directory"),
     ):
         capsys.readouterr()
         assert cli.main(["report", str(runs), "--out", str(out)]) == 2
         assert says in capsys.readouterr().err
     assert (runs / "notes.html").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_a_folder_is_made_for_the_page_and_for_files_of_its_figures(runs):
+    out = runs.with_name("shown")
+    command = ["report", str(runs), "--out", str(out), "--format", "svg,pdf"]
+    assert cli.main(command) == 0
+    assert "data:image/svg+xml" in (out / "report.html").read_text()
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".pdf"}
 
 
 @pytest.mark.parametrize(("place", "says"), [("model", "holds no finished run"), ("x", "is not a")])
