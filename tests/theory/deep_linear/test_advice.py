@@ -41,8 +41,11 @@ class Bed:
 
     def penalised(self, along, across, scale=0.0):
         """Risks at n penalties on the features and on the rest; a scale None is the best one."""
+        # 0 is the limit of least norm, and free features are free of any penalty on the rest.
+        across = max(across, 1e-8)
+        along = max(along, min(1e-8, 1e-4 * across))
         penalty = np.repeat([along, across], [self.k, len(self.target) - self.k])
-        kept, penalty = np.isfinite(penalty), np.maximum(penalty, 1e-8)  # 0 has the least norm
+        kept = np.isfinite(penalty)
         matrix = self.gram[:, kept][:, :, kept] + np.diag(penalty[kept])
         towards = self.gram[:, kept] @ self.source
         found = np.linalg.solve(matrix, np.concatenate([self.seen[:, kept], towards], -1))
