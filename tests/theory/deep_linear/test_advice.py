@@ -40,10 +40,12 @@ class Bed:
         return np.einsum("rdm,de,rem->rm", one, self.metric, other)
 
     def penalised(self, along, across, scale=0.0):
-        """Risks at n penalties on the features and on the rest; a scale None is the best one."""
-        # 0 is the limit of least norm, and free features are free of any penalty on the rest.
+        """Risks at n penalties on the features and on the rest; a scale None is the best one.
+
+        A penalty of 0 is its limit, the least norm. Features with None have none at all.
+        """
         across = max(across, 1e-8)
-        along = max(along, min(1e-8, 1e-4 * across))
+        along = min(1e-8, 1e-4 * across) if along is None else max(along, 1e-8)
         penalty = np.repeat([along, across], [self.k, len(self.target) - self.k])
         kept = np.isfinite(penalty)
         matrix = self.gram[:, kept][:, :, kept] + np.diag(penalty[kept])
@@ -128,7 +130,7 @@ def everything(bed, depth, known_source=True):
     if bed.n > k:
         found["linear transfer"] = bed.penalised(0.0, inf)
     if bed.n > k + 1 and d > k:
-        found["free direction"] = searched(lambda p: bed.penalised(0.0, p))
+        found["free direction"] = searched(lambda p: bed.penalised(None, p))
     for ratio in (0.1, 0.3, 3, 10):
         found[f"{ratio} along"] = searched(lambda p, r=ratio: bed.penalised(r * p, p))
     if known_source and depth:
@@ -160,7 +162,7 @@ def advised(bed, found, depth):
         p = bed.n * at["penalty"]
         along, across = {
             "ridge transfer": (p, inf),
-            "free direction": (0.0, p),
+            "free direction": (None, p),
             "fixed direction": (inf, p),
         }.get(name, (bed.n * at.get("along", at["penalty"]), p))
         if name != "free direction" or bed.n > bed.k + 1:
@@ -283,7 +285,7 @@ def test_free_features_cost_what_their_fit_adds():
     inside, missed = (np.sum(part**2) for part in (target[:k], target[k:]))
     of = subspace.Overlap(inside, missed, k, 1)
     claimed, known = certainty.features(n=12, d=6, of=of, sigma=0.8, around=1.0)["free direction"]
-    risks = bed.penalised(0.0, 0.8**2 * (6 - k) / missed)
+    risks = bed.penalised(None, 0.8**2 * (6 - k) / missed)
     assert known == certainty.EXACT
     assert abs(risks.mean() - claimed) < Z_MAX * risks.std() / sqrt(DRAWS)
 
