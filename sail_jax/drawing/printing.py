@@ -2,12 +2,10 @@
 
 import contextlib
 import io
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from matplotlib import rc_context
 from matplotlib import style as styles
 from matplotlib.figure import Figure
 from matplotlib.text import Text
@@ -164,8 +162,6 @@ def rendered(figure: Figure, format: str) -> bytes:
     keys = ("Date", "Creator", "Format", "Type") if format == "svg" else ("Creator", "Producer")
     metadata = dict.fromkeys((*keys, "CreationDate") if format == "pdf" else keys)
     buffer = io.BytesIO()
-    style.read_mathematics(figure)
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "sail-jax", "pdf.fonttype": 42}):
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    with style.rendering(figure):
         figure.savefig(buffer, format=format, dpi=_RASTER, metadata=metadata)
     return buffer.getvalue()

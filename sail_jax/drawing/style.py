@@ -1,9 +1,12 @@
 """The common style of all figures, with a palette that is safe for colour blindness."""
 
+import contextlib
 import io
 import math
 import re
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context, rcParams
@@ -30,6 +33,9 @@ NOTHING = "#C4C4C4"
 # Perceptually uniform maps: for magnitudes, and for values with a meaningful zero (set vmin =
 # -vmax).
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
+
+# Fonts in PDF and PostScript that journals accept.
+TRUETYPE: dict[Any, Any] = {"pdf.fonttype": 42, "ps.fonttype": 42}
 
 DPI = 150
 # The largest number of pixels of a figure: along one side (Agg's limit is 65,535), and in total.
@@ -81,7 +87,7 @@ class Drawing(Figure):
 
     def savefig(self, fname, **options):
         """Writes the figure to a file, as `Figure.savefig`. Journals refuse its usual fonts."""
-        with rc_context({"pdf.fonttype": 42, "ps.fonttype": 42}):
+        with rc_context(TRUETYPE):
             super().savefig(fname, **options)
 
 
@@ -191,6 +197,26 @@ def literal(text: str, longest: int = 60) -> str:
     return shortened(escaped(text), longest).replace("$", r"\$")
 
 
+@contextlib.contextmanager
+def rendering(fig: Figure) -> Iterator[None]:
+    """Prepares a figure for a `with` statement in which it is rendered.
+
+    Texts that are no mathematics are drawn literally, equal figures give equal bytes, and a box
+    replaces characters that are missing in the font, because names may use any script.
+
+    Args:
+      fig: The figure.
+
+    Yields:
+      Nothing.
+    """
+    _read_mathematics(fig)
+    settings: dict[Any, Any] = TRUETYPE | {"svg.hashsalt": "sail-jax"}
+    with warnings.catch_warnings(), rc_context(settings):
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
 def png(fig: Figure) -> bytes:
     """Renders a figure as PNG.
 
@@ -206,10 +232,7 @@ def png(fig: Figure) -> bytes:
     fits = min(1.0, SIDE / max(width, height), math.sqrt(AREA / (width * height)))
     # `savefig` would draw twice, the first time for the layout. This drawing already gives it.
     fig.set_dpi(fits * DPI)
-    read_mathematics(fig)
-    with warnings.catch_warnings():
-        # Names may use any script; a box replaces characters that are missing in the font.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    with rendering(fig):
         FigureCanvasAgg(fig).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
@@ -232,11 +255,9 @@ def svg(fig: Figure) -> bytes:
       The file's bytes. Text is drawn as outlines. Equal figures give equal bytes.
     """
     _follow_theme(fig)
-    read_mathematics(fig)
     buffer = io.StringIO()
     metadata = {"Date": None, "Creator": None, "Format": None, "Type": None}
-    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "sail-jax"}):
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+    with rendering(fig):
         FigureCanvasSVG(fig).print_svg(buffer, metadata=metadata)
     text = buffer.getvalue()
     for name, (drawn, _, _) in _THEME.items():
@@ -272,7 +293,7 @@ def _inked(artists: list[Artist]) -> None:
             artist.set(color=_THEME["ink"][0])
 
 
-def read_mathematics(fig: Figure) -> None:
+def _read_mathematics(fig: Figure) -> None:
     """Disables mathematics for texts that Matplotlib cannot parse."""
     for text in fig.findobj(Text):
         if isinstance(text, Text) and not _is_mathematics(text.get_text()):

@@ -47,7 +47,7 @@ from theory.deep_linear import (
     risks,
     subspace,
     training_time,
-)  # fmt: skip
+)
 from theory.deep_linear.certainty import EXACT, Known
 from theory.deep_linear.estimators import check_data
 
@@ -94,7 +94,9 @@ class Advice(NamedTuple):
         rows = []
         for method, risk in sorted(self.risks.items(), key=lambda item: item[1]):
             known, settings = self.known.get(method), self.settings.get(method, {})
-            how = f"{known.how}, ± {known.error:.2g}" if known else "estimated"
+            how = known.how if known else "estimated"
+            if known and known.error:  # 0 if it is exact, None if it was not measured
+                how += f", ± {known.error:.2g}"
             rows.append((method, f"{risk:.4g}", how, _spelt(settings)))
         unsure = f"\nNot decided, within the errors: {', '.join(self.undecided)}"
         title = f"{self.method}{unsure if self.undecided else ''}"

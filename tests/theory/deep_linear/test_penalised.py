@@ -23,6 +23,7 @@ from theory.deep_linear import (
     training_time,
     wishart,
 )
+from theory.deep_linear.certainty import Known
 
 Z_MAX = 4.0  # fixed seeds; two-sided 6e-5 under the null
 
@@ -365,6 +366,14 @@ def test_training_that_stops_has_its_best_multiple_of_the_source():
     assert other(1, 1) == pytest.approx(risk, rel=1e-6)
     for scale, time in ((0.9, 1), (1.1, 1), (1, 0.8), (1, 1.25)):
         assert other(scale, time) > risk
+
+
+def test_advice_is_shown_whatever_is_known_of_its_risks():
+    known = {"scratch": Known("limit", None), "L2-SP": Known("exact"), "ridge": Known("limit", 0.1)}
+    risks = {"scratch": 2.0, "L2-SP": 1.0, "ridge": 3.0, "other": 4.0}
+    shown = advice.Advice("L2-SP", 1.0, "scratch", 1.0, risks, known)._repr_html_()
+    cells = ["<td>exact</td>", "<td>limit</td>", "<td>limit, ± 0.1</td>", "<td>estimated</td>"]
+    assert [shown.index(cell) for cell in cells] == sorted(shown.index(cell) for cell in cells)
 
 
 @pytest.mark.slow
