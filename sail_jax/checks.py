@@ -23,8 +23,9 @@ def _in_python(name: str, value: str) -> str:
 
 
 # One value for the whole process, because other threads also write messages and would not see a
-# context variable.
-_spelling: Callable[[str, str], str] = _in_python
+# context variable. It is in a list, which a merge's identity does not follow: how messages are
+# written changes no merge.
+_SPELLING: list[Callable[[str, str], str]] = [_in_python]
 
 
 def argument(name: str, value: str = "") -> str:
@@ -43,7 +44,7 @@ def argument(name: str, value: str = "") -> str:
     >>> argument("resume", "True"), argument("max_memory")
     ('resume=True', 'max_memory')
     """
-    return _spelling(name, value)
+    return _SPELLING[-1](name, value)
 
 
 @contextlib.contextmanager
@@ -60,12 +61,11 @@ def spelled(spelling: Callable[[str, str], str]) -> Iterator[None]:
     ...     argument("resume", "True")
     '--resume'
     """
-    global _spelling
-    before, _spelling = _spelling, spelling
+    _SPELLING.append(spelling)
     try:
         yield
     finally:
-        _spelling = before
+        _SPELLING.pop()
 
 
 def as_array(x: Any) -> "jax.Array":

@@ -6,9 +6,12 @@ import sys
 from types import ModuleType
 
 import jax
+import merge_cases
 import pytest
 
 from sail_jax import Merge, methods
+from sail_jax.checks import spelled
+from sail_jax.cli.options import flag
 from sail_jax.merging import identity as module
 from sail_jax.merging import random_bits
 from sail_jax.merging.combining import from_function
@@ -76,3 +79,12 @@ def test_other_random_bits_are_another_merge(monkeypatch):
     after = identities()
     assert before[0] != after[0]
     assert before[1] == after[1]
+
+
+@pytest.mark.parametrize("name", merge_cases.NAMES)
+def test_the_notation_of_messages_does_not_count(monkeypatch, name):
+    """A merge that a command began is continued in Python, and by the workers of a cluster."""
+    known = merge_cases.make(name).identity
+    monkeypatch.setattr(module, "_FOUND", {})
+    with spelled(flag):
+        assert merge_cases.make(name).identity == known
