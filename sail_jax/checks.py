@@ -254,8 +254,12 @@ def nearest(word: str, options: Iterable[str]) -> str:
 
     >>> nearest("tise", ["ties", "dare"]), nearest("dense", ["ties", "dare"])
     (" (nearest: 'ties')", ' (known: ties, dare)')
+    >>> nearest("ties,dare", ["ties", "dare"])
+    ' (each is known: give them as separate values)'
     """
     options = list(options)
+    if "," in word and {part.strip() for part in word.split(",")} <= set(options):
+        return " (each is known: give them as separate values)"
     letters = len(word.strip("-"))
     most = (letters > 1) + (letters > 5)
     ranks = [(_typos(word, option, most), option) for option in options[:_COMPARED]]
