@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
+    from experiments.lab.callbacks import Callback
     from experiments.lab.grid import GridResult
     from sail_jax.drawing.printing import Looks
 
@@ -77,7 +78,9 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
                 say(f"{name}: {study.question}")
                 if run.finished:
                     say(f"  {run.path}: finished before; only the figures are drawn again")
-            complete = functools.partial(store.complete, run, study, config, looks=looks)
+            complete = functools.partial(
+                store.complete, run, study, config, looks=looks, callback=_callback(args, folder)
+            )
             dataset, figures = complete(watch=reporting) if first else complete()
     if first:
         show_run(study, dataset, figures, run.path, looks.formats)
@@ -101,12 +104,34 @@ def _sweep(args: argparse.Namespace, study: Study, preset: AnyConfig, looks: "Lo
     sizes = " x ".join(f"{field} ({len(values)})" for field, values in points.axes.items())
     say(f"  {len(points.points)} points: {sizes}")
     out = args.out or f"results/{study.name}_sweep"
+    report = _callback(args, out)
     try:
-        result = grid.compute(points, out, resume=args.resume, on=args.on, progress=True)
+        result = grid.compute(
+            points, out, resume=args.resume, on=args.on, progress=True, callback=report
+        )
     except ClusterError as exc:
         raise UsageError(str(exc)) from exc
     show_grid(result, looks)
     return 0
+
+
+def _log(text: str) -> "Callable[[Path], Callback]":
+    """Reads what receives metrics: the name of a writer, or MODULE:FUNCTION."""
+    from experiments.lab.callbacks import WRITERS
+
+    if text in WRITERS:
+        return lambda out: WRITERS[text](out / text)
+    if ":" not in text:
+        names = ", ".join(WRITERS)
+        why = f"expected {names} or MODULE:FUNCTION, got '{text}'{nearest(text, WRITERS)}"
+        raise argparse.ArgumentTypeError(why)
+    callback = function(text)
+    return lambda out: callback
+
+
+def _callback(args: argparse.Namespace, out: str) -> "Callback | None":
+    """Makes the callback that was chosen. Its files are in a folder of the run."""
+    return None if args.log is None else args.log(Path(out))
 
 
 def add_looks(parser: argparse.ArgumentParser) -> None:
@@ -209,6 +234,8 @@ def _read(parser: Parser, argv: Sequence[str], study: Study) -> tuple[argparse.N
     add("--processes", metavar="HOW", help=how)
     how = "run at these values of a field: 0:10 (0 to 9) or .1,.2,.5; several make a grid"
     add("--sweep", metavar="FIELD=VALUES", action="append", help=how)
+    how = "also pass metrics to tensorboard (files in DIR/tensorboard), or to MODULE:FUNCTION"
+    add("--log", metavar="HOW", type=_log, help=how)
     add_on(parser, "compute the points of a sweep")
     add_looks(parser)
     # The fields' options show the preset's values as defaults, so the preset is read first.

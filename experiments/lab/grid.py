@@ -6,6 +6,7 @@ on any worker, and an interrupted grid continues where it was.
 
     sweep.json        the study, axes, other fields of the config, versions, and the status
     points/<name>/    the run of each point, without figures
+    metrics.jsonl     a line for each finished point: its values, and means of its results
     result.nc         the results of all points in one dataset (`grid_dataset`), written last
     sweep.png         the measurements over the axes (`grid_plots`)
 
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from experiments.lab import registry, running, store
+from experiments.lab.callbacks import METRICS, Callback, Parts, means
 from experiments.lab.config import AnyConfig, documentation, fields, grouped, varied
 from experiments.lab.progress import announcing
 from sail_jax import cluster, disk
@@ -155,6 +157,7 @@ def run_grid(
     resume: bool = False,
     on: cluster.On = None,
     progress: bool = False,
+    callback: Callback | None = None,
     **changes: Any,
 ) -> "GridResult":
     """Runs a study at every combination of values of some fields of its config.
@@ -171,6 +174,8 @@ def run_grid(
       on: Where the points are computed: here (None), or on the workers of a Dask cluster, as
         `sail_jax.cluster.connected` takes it.
       progress: Whether a bar of points is shown on the standard error.
+      callback: A function of a number and a row. It is called for each finished point, with the
+        values of the axes and the mean of each number of the result.
       **changes: Values of other fields that replace the preset's.
 
     Returns:
@@ -178,12 +183,14 @@ def run_grid(
 
     Raises:
       ValueError: As `planned`; a `ClusterError` if the cluster cannot be reached or is lost.
+      TypeError: If `callback` is not a function of a number and a row.
+      CallbackError: If `callback` raised an exception.
       RefusedError: If the folder holds something else or is in use.
       StoreError: If stored files are damaged or cannot be written. Errors of the study pass
         through.
     """
     grid = planned(name, axes, preset=preset, **changes)
-    result = compute(grid, out, resume=resume, on=on, progress=progress)
+    result = compute(grid, out, resume=resume, on=on, progress=progress, callback=callback)
     result.draw()
     return result
 
@@ -266,6 +273,7 @@ def compute(
     resume: bool = False,
     on: cluster.On = None,
     progress: bool = False,
+    callback: Callback | None = None,
 ) -> GridResult:
     """Computes the missing points of a grid, and combines the results.
 
@@ -275,6 +283,7 @@ def compute(
       resume: As for `run_grid`.
       on: As for `run_grid`.
       progress: As for `run_grid`.
+      callback: As for `run_grid`.
 
     Returns:
       The result.
@@ -285,7 +294,7 @@ def compute(
     path = as_path("out", out)
     with _claimed(path, grid, resume) as record:
         if record["status"] == "unfinished":
-            _compute_points(path, grid, record, on, progress)
+            _compute_points(path, grid, record, on, progress, Parts(path / METRICS, callback))
             _finish(path, grid, record)
         return reopen(path)
 
@@ -324,6 +333,11 @@ class _Point:
 def _plain(value: Any) -> Any:
     """Turns a number of NumPy into one of Python, because configs accept no other."""
     return value.item() if hasattr(value, "item") else value
+
+
+def _json(value: Value) -> Value:
+    """Spells infinities, which JSON cannot write."""
+    return str(value) if value in (math.inf, -math.inf) else value
 
 
 def _by_name(changes: Mapping[str, Any], group: str = "") -> dict[str, Any]:
@@ -386,10 +400,7 @@ def _claim(path: Path, grid: Grid, resume: bool) -> dict[str, Any]:
     """Returns the record of the grid in a locked folder. A new grid or other axes are written."""
     disk.probe(path)
     fixed = {"experiment": grid.study.name, "config": _fixed(grid), "versions": versions()}
-    axes = {
-        field: [str(value) if value in (math.inf, -math.inf) else value for value in values]
-        for field, values in grid.axes.items()
-    }
+    axes = {field: [*map(_json, values)] for field, values in grid.axes.items()}
     # A process that died while it wrote has left these. The directory still counts as empty.
     leftovers = [*path.glob(".*.part")]
     if not set(path.iterdir()) - set(leftovers):
@@ -430,17 +441,24 @@ def _own_record(
 
 
 def _compute_points(
-    path: Path, grid: Grid, record: Mapping[str, Any], on: cluster.On, progress: bool
+    path: Path,
+    grid: Grid,
+    record: Mapping[str, Any],
+    on: cluster.On,
+    progress: bool,
+    parts: Parts,
 ) -> None:
-    """Computes the points that are not finished."""
+    """Computes the points that are not finished, and reports each."""
     # Workers may have another working directory.
     folder = path.resolve() / POINTS
     total = len(grid.points)
+    stored = {name: _stored(folder / name, config, record) for name, config in grid.points.items()}
     missing = {
-        name: _Point(folder / name, grid.study.name, grid.preset, config)
-        for name, config in grid.points.items()
-        if _stored(folder / name, config, record) is None
+        name: _Point(folder / name, grid.study.name, grid.preset, grid.points[name])
+        for name, run in stored.items()
+        if run is None
     }
+    _report_stored(grid, stored, parts)
     done, names = total - len(missing), [*missing]
     if progress and done:
         say(f"  {done} of {total} points were finished before")
@@ -455,9 +473,30 @@ def _compute_points(
         def heard(place: int, stage: str) -> None:
             meter(done, total, f"{names[place]}: {stage}")
 
-        for place, _ in workers.each(_compute, [*missing.values()], heard):
+        for place, found in workers.each(_compute, [*missing.values()], heard):
             done += 1
             meter(done, total, names[place])
+            parts.add(_row(grid, names[place], found))
+
+
+def _report_stored(grid: Grid, stored: Mapping[str, store.Run | None], parts: Parts) -> None:
+    """Reports stored points without a row: a process may have died between the two."""
+    reported = {(*(str(row.get(field)) for field in grid.axes),) for row in parts.lines.rows}
+    for name, run in stored.items():
+        row = _row(grid, name, {})
+        if run is not None and (*map(str, row.values()),) not in reported:
+            parts.add(_row(grid, name, _means(run)))
+
+
+def _row(grid: Grid, name: str, found: Mapping[str, float]) -> dict[str, Value]:
+    """Returns the row of a point: its values of the axes, and the means of its results."""
+    at = {field: _json(value) for field, value in _at(grid.points[name], grid.axes).items()}
+    return {**at, **found, **at}
+
+
+def _means(run: store.Run) -> dict[str, float]:
+    """Averages each number of the result of a finished run."""
+    return means(store.load_result(run.path, run.record).data_vars)
 
 
 def _stored(folder: Path, config: AnyConfig, record: Mapping[str, Any]) -> store.Run | None:
@@ -476,14 +515,17 @@ def _stored(folder: Path, config: AnyConfig, record: Mapping[str, Any]) -> store
     return run
 
 
-def _compute(point: _Point) -> None:
-    """Computes a point unless it is finished."""
+def _compute(point: _Point) -> dict[str, float]:
+    """Computes a point unless it is finished. Returns the means of its results."""
     study, hears = registry.load(point.study), cluster.listener()
     try:
         with running.compiling(point.preset), _open(point) as run:
-            if not run.finished:
-                stage = run.stage if hears is None else announcing(run.stage, hears)
-                run.finish(study.run(point.config, stage))
+            if run.finished:
+                return _means(run)
+            stage = run.stage if hears is None else announcing(run.stage, hears)
+            dataset = study.run(point.config, stage)
+            run.finish(dataset)
+            return means(dataset.data_vars)
     except Exception as error:
         error.add_note(f"The point is {point.folder}.")
         raise

@@ -13,6 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from experiments.lab import registry, stages, store
+from experiments.lab.callbacks import Callback, logged
 from experiments.lab.config import AnyConfig, varied
 from experiments.lab.findings import Finding, told
 from experiments.lab.progress import reporting
@@ -175,7 +176,14 @@ def tidy(dataset: "xr.Dataset", variable: str | Sequence[str] | None = None) -> 
     return table.reindex(columns=[*(name for name in table if name not in names), *names])
 
 
-def run(name: str, *, preset: str = "default", progress: bool = False, **fields: Any) -> Result:
+def run(
+    name: str,
+    *,
+    preset: str = "default",
+    progress: bool = False,
+    callback: Callback | None = None,
+    **fields: Any,
+) -> Result:
     """Runs a study in this process and writes no files.
 
     Args:
@@ -183,6 +191,8 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
       preset: The config that supplies the default values. "tiny" takes seconds, "default" minutes
         at most, and some studies have presets with the settings of their paper.
       progress: Whether stages are reported on the standard error.
+      callback: A function of a step and its numbers by name. It is called for each row of metrics
+        of a training, and for each finished stage.
       **fields: Values of fields of the config that replace the preset's. Lists become tuples. The
         value of a group of fields may be a mapping.
 
@@ -192,6 +202,8 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
     Raises:
       ValueError: For an unknown study, preset or field, or a value that is not allowed. The message
         contains the closest name.
+      TypeError: If `callback` is not a function of a step and its numbers.
+      CallbackError: If `callback` raised an exception.
 
     >>> result = run("ridge_transfer", preset="tiny", seed=1)
     >>> result.config.seed, sorted(result.figures)[0]
@@ -201,8 +213,9 @@ def run(name: str, *, preset: str = "default", progress: bool = False, **fields:
     one_of("preset", preset, study.presets)
     config = varied(study.presets[preset], **with_tuples(fields))
     began = time.perf_counter()
+    stage = logged(reporting(stages.direct) if progress else stages.direct, None, callback)
     with compiling(preset):
-        dataset = study.run(config, reporting(stages.direct) if progress else stages.direct)
+        dataset = study.run(config, stage)
     return Result(study, config, dataset, time.perf_counter() - began)
 
 

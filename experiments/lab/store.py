@@ -5,6 +5,7 @@
     stages/<name>.npz.json   its record, with the checksum of the arrays
     work/<name>/             files that an unfinished stage keeps for itself
     metrics/<name>/          the lines (.jsonl) that a stage wrote there: losses and rates by step
+    metrics.jsonl            a line for each finished stage: its duration, and means of its arrays
     result.nc                the dataset (netCDF4), written last
     <figure>.png                 or .svg, .pdf
 
@@ -30,7 +31,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments.lab import processes, stages
+from experiments.lab import callbacks, processes, stages
 from experiments.lab.config import AnyConfig, named
 from experiments.lab.progress import Stage
 from experiments.lab.registry import Study
@@ -310,6 +311,7 @@ def complete(
     watch: Callable[[Stage], Stage] = lambda stage: stage,
     shown: int | None = None,
     looks: "Looks | None" = None,
+    callback: callbacks.Callback | None = None,
 ) -> Drawn:
     """Computes the result of a run unless it is stored already, then draws it.
 
@@ -321,6 +323,7 @@ def complete(
         changes nothing.
       shown: The number of figures to write, from the first; None writes all of them.
       looks: Their style, width and formats; None for PNG files.
+      callback: Receives the metrics of stages and trainings; None for no callback.
 
     Returns:
       The stored dataset, and the written figures by name.
@@ -332,7 +335,8 @@ def complete(
     if run.finished:
         with showing(run.path):
             return redraw(run, study, shown, looks)
-    run.finish(study.run(config, watch(run.stage)))
+    stage = callbacks.logged(watch(run.stage), run.path / callbacks.METRICS, callback)
+    run.finish(study.run(config, stage))
     return redraw(run, study, shown, looks)
 
 

@@ -20,16 +20,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from experiments.lab import processes, progress
+from experiments.lab import callbacks, processes, progress
+from experiments.lab.callbacks import METRICS, Callback, JsonLines, Row
 from experiments.training.checkpoints import Checkpoints
-from experiments.training.rows import Row, Rows
+from experiments.training.sharding import gathered
 from experiments.training.step import Metrics, State, Step, examples, places, watched
 from sail_jax.checks import integer
 from sail_jax.cli.stopping import SIGNALS, importing
 from sail_jax.disk import StoreError
 
 AHEAD = 2  # batches prepared, and steps in flight
-METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
+CHECKPOINTS = "checkpoints"
 
 
 class Trained(NamedTuple):
@@ -70,6 +71,7 @@ def train(
     place: Callable[[PyTree], PyTree] = jax.device_put,
     say: Callable[[str], None] | None = progress.say,
     say_every: float = 10.0,
+    callback: Callback | None = None,
 ) -> Trained:
     """Trains from a state to a number of steps, or continues from the checkpoint in `directory`.
 
@@ -97,6 +99,8 @@ def train(
       place: Puts a batch on the devices. The same thread calls it.
       say: Prints a line of progress; None prints nothing.
       say_every: The smallest number of seconds between two lines of progress.
+      callback: Called with the step and the numbers of each row, after the row is written. None for
+        the callback with which the study runs, if any.
 
     Returns:
       The final state and the record of the training.
@@ -109,6 +113,9 @@ def train(
         and before such a state is stored.
       RefusedError: If `directory` contains a different training.
       StoreError: If a checkpoint or the metrics are damaged, or cannot be written.
+      TypeError: If `callback` is not a function of a step and its numbers.
+      CallbackError: If `callback` raised an exception. The state is stored before, if there is a
+        directory. With several processes, the training ends first.
       KeyboardInterrupt: If a signal stopped the training. The message explains how to continue.
     """
     cadence = {"save_every": save_every, "log_every": log_every, "evaluate_every": evaluate_every}
@@ -129,7 +136,8 @@ def train(
         start = int(state.step)
         if start > steps:
             raise ValueError(f"steps must be at least the {start} steps already taken; got {steps}")
-        rows = Rows(path, start, kept=restored is not None)
+        rows = JsonLines(path, start, kept=restored is not None)
+        report = callbacks.training(rows, callback, directory)
         if restored is not None and say and processes.is_first():
             say(f"  resumed at step {start} of {steps}")
         signals = stack.enter_context(_Signals())
@@ -145,8 +153,8 @@ def train(
             jax.block_until_ready(fault)
             if t % log_every == 0 or t == steps - 1:
                 checked(fault, metrics)
-                row = {"step": t, **{k: float(v) for k, v in jax.device_get(metrics).items()}}
-                rows.add(row)
+                row = _scalars(metrics)
+                report(t, row)
                 clock.tell(t, row)
 
         def land_all() -> None:
@@ -179,14 +187,16 @@ def train(
             store()
             if checkpoints is not None:
                 checkpoints.wait()
-            raise KeyboardInterrupt(_how(t, steps, directory))
+            how = _how(t, steps, directory)
+            report.check(how)
+            raise KeyboardInterrupt(how)
 
         last: Metrics = {}
         alone = processes.is_alone()
         # A single process may end at once until the first step, which compiles, is done: there is
         # nothing to store yet. Several processes must stop at the same step: JAX handles SIGTERM.
         for t in range(start, steps):
-            if signals.came or processes.preempted(t - start + 1):
+            if (alone and report.error) or signals.came or processes.preempted(t - start + 1):
                 stop_before(t)
             if t > start and t % save_every == 0:
                 land_all()
@@ -204,7 +214,7 @@ def train(
                     if not signals.came:
                         raise
                     stop_before(t)
-                rows.add({"step": t, **measured})
+                report(t, measured)
             with clock.apart("input"):
                 taken = next(feed)
             # The step has donated the old state's buffers: the code below must not read them.
@@ -226,9 +236,19 @@ def train(
             raise _not_finite(steps, bad, checkpoints)
         store()
         if evaluate is not None:
-            rows.add({"step": steps, **evaluate(state)})
+            report(steps, evaluate(state))
         rows.sync()
+        report.check()
     return Trained(state, rows.rows, clock.wall, *clock.shares())
+
+
+def _scalars(metrics: Metrics) -> dict[str, float]:
+    """Returns the entries of metrics by name. A vector's are "0/name", "1/name", ..."""
+    return {
+        "/".join([*map(str, place), name]): float(x)
+        for name, values in gathered(metrics).items()
+        for place, x in np.ndenumerate(values)
+    }
 
 
 def _first_bad(state: State) -> str | None:

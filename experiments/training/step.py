@@ -18,8 +18,8 @@ from experiments.lab.config import Natural, config
 from experiments.training.optimizers import Optimizer, Part
 from sail_jax.trees import leaf_paths
 
-Metrics = dict[str, Float[Array, ""]]
-"""The metrics of a step: scalars by name."""
+Metrics = dict[str, Float[Array, "*replicate"]]
+"""The metrics of a step by name: scalars, or arrays with an entry for each replicate."""
 Loss = Callable[[PyTree, PyTree, PyTree, PRNGKeyArray], tuple[Float[Array, ""], Metrics, PyTree]]
 """The loss of a training: `(params, mutable, batch, key) -> (loss, metrics, mutable)`.
 
@@ -315,7 +315,7 @@ def _fault(state: State, batch: PyTree, mutable: PyTree, grads: PyTree, metrics:
         return jnp.stack([state.step, jnp.argmax(bad).astype(jnp.int32)])
 
     # The metrics reveal a fault cheaply: the loss and the norm of the gradient are among them.
-    fine = jnp.isfinite(jnp.stack(list(metrics.values()))).all()
+    fine = jnp.isfinite(jnp.concatenate([x.ravel() for x in metrics.values()])).all()
     return jax.lax.cond(fine | (state.fault[0] >= 0), lambda: state.fault, located)
 
 

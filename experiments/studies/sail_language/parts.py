@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, PyTree
 
 from experiments.data.choices import Packed
 from experiments.data.tokens import Batch
+from experiments.lab.callbacks import METRICS
 from experiments.measures import choice_scores
 from experiments.models import presets
 from experiments.models.next_token import token_losses
@@ -25,7 +26,6 @@ from experiments.studies.sail_language.data import Corpus
 from experiments.studies.shared import growth_tasks, growth_ways
 from experiments.training import Training, sharding, stateless
 from experiments.training.fit import Fit
-from experiments.training.loop import METRICS
 from experiments.training.sail_start import between, brought, mean
 from sail_jax import proximal
 from sail_jax.methods.soups import greedy_soup

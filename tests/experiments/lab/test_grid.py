@@ -1,5 +1,6 @@
 """Grids of runs: every point is computed once, and the result does not depend on how."""
 
+import json
 import shlex
 import time
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from scipy import stats
 
 from experiments.commands.run import swept
 from experiments.lab import grid, grid_dataset, grid_plots, registry, store
+from experiments.lab.callbacks import CallbackError
 from experiments.lab.config import Natural, NotNegative, Seed, config
 from sail_jax import disk
 from sail_jax.cli import main as cli
@@ -118,6 +120,33 @@ class Unchanged:
         assert self._before == {
             file: file.read_bytes() for file in self._path.rglob("*") if file.is_file()
         }
+
+
+def test_a_sweep_has_a_line_for_each_finished_point(study, tmp_path):
+    def rows():
+        return [json.loads(line) for line in (tmp_path / "g/metrics.jsonl").open()]
+
+    def row(step, seed, sigma):
+        mean = pytest.approx(study.draws(Config(seed=seed, sigma=sigma)).mean())
+        return {"step": step, "seed": seed, "sigma": sigma, "loss": mean, "same": 1.0}
+
+    def heard(step, scalars):
+        told.append(scalars)
+        if step == 1:
+            raise ValueError("no network")
+
+    points, told = grid.planned("fake", AXES), []
+    with pytest.raises(CallbackError, match=r"heard failed at step 1 \(ValueError: no network"):
+        grid.compute(points, tmp_path / "g", callback=heard)
+    expected = [row(step, *place) for step, place in enumerate(PLACES)]
+    assert rows() == expected[:2]
+    # The process died after the second point was stored and before its line was written.
+    file = tmp_path / "g/metrics.jsonl"
+    file.write_text(file.read_text().splitlines()[0] + "\n")
+    grid.compute(points, tmp_path / "g", resume=True, callback=lambda step, row: told.append(row))
+    assert rows() == expected
+    assert [scalars["seed"] for scalars in told] == [0, 0, 0, 1, 1]
+    assert study.ran == PLACES
 
 
 def test_an_interrupted_grid_continues_with_the_missing_points(study, tmp_path):

@@ -22,6 +22,7 @@ import pytest
 from cells import diagonal
 
 from experiments.bench import training as bench
+from experiments.lab.callbacks import CallbackError, JsonLines
 from experiments.models import presets
 from experiments.training import (
     Checkpoints,
@@ -33,7 +34,6 @@ from experiments.training import (
     stateless,
     train,
 )
-from experiments.training.rows import Rows
 from sail_jax.disk import RefusedError, StoreError
 
 EPS = float(jnp.finfo(jnp.float32).eps)
@@ -472,6 +472,38 @@ def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
     same(learn(tmp_path, save_every=100), whole)
 
 
+def test_an_error_of_a_callback_stores_the_state_and_names_it(tmp_path, whole):
+    heard = []
+
+    def failing(step, row):
+        heard.append({"step": step, **row})
+        if step == 5:
+            raise OSError("no network")
+
+    with pytest.raises(CallbackError, match=r":.*failing failed at step 5 \(OSError") as caught:
+        learn(tmp_path, save_every=100, callback=failing)
+    # Two steps were in flight.
+    assert caught.value.__notes__[0].startswith("stopped before step 8 of 12")
+    assert heard == whole.rows[: len(heard)]
+    found = learn(tmp_path, save_every=100, callback=lambda step, row: heard.append(row))
+    same(found, whole)
+    assert len(heard) == 8 + 6  # rows of steps 0 to 5, then of 8 and later
+
+
+def test_a_metric_of_replicates_has_an_entry_for_each():
+    def loss(params, batch, key):
+        errors = (params["w"] - batch) ** 2
+        return errors.mean(), {"error": errors.mean(0)}
+
+    training = Training(optimizer(rule="sgd"))
+    state = init(training, {"w": jnp.zeros((1, 2))}, jax.random.key(0))
+    rows = train(
+        make_step(stateless(loss), training), state, lambda t: np.float32([[1, 2]]), 1
+    ).rows
+    assert [*rows[0]] == ["step", "0/error", "1/error", "grad_norm", "loss", "rate"]
+    assert (rows[0]["0/error"], rows[0]["1/error"], rows[0]["loss"]) == (1.0, 4.0, 2.5)
+
+
 @pytest.mark.slow
 def test_an_evaluation_is_broken_off_and_the_state_before_it_stored(tmp_path):
     def evaluate(state):
@@ -612,16 +644,16 @@ def test_the_input_is_seen_to_be_the_bottleneck_when_it_is():
 def test_a_damaged_row_is_named_and_a_torn_one_is_not_missed(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0, "loss": 1.5}\n{"step": 1, "loss": 1.0}\n{"ste')
-    assert Rows(path, 1).rows == [{"step": 0, "loss": 1.5}]
+    assert JsonLines(path, 1).rows == [{"step": 0, "loss": 1.5}]
     assert path.read_bytes() == b'{"step": 0, "loss": 1.5}\n'
     path.write_bytes(b'{"step": 0}\n{"st\n{"step": 2}\n')
     with pytest.raises(StoreError, match=r"metrics.jsonl is damaged in line 2"):
-        Rows(path, 3)
+        JsonLines(path, 3)
     path.unlink()
-    assert Rows(path, 0).rows == []
+    assert JsonLines(path, 0).rows == []
     path.unlink()
     with pytest.raises(StoreError, match=r"metrics.jsonl is missing: put it back"):
-        Rows(path, 3)
+        JsonLines(path, 3)
 
 
 # beyond one device
