@@ -5,6 +5,7 @@ that write files. A study does not pass a callback on to its trainings: `logged`
 """
 
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -147,12 +148,12 @@ class TensorBoard:
         self._folder = as_path("folder", folder)
         self._files: dict[str, Path] = {}
         try:
-            from tensorboardX.proto.event_pb2 import Event
-            from tensorboardX.record_writer import masked_crc32c
+            event = importlib.import_module("tensorboardX.proto.event_pb2").Event
+            checksum = importlib.import_module("tensorboardX.record_writer").masked_crc32c
         except ImportError as exc:
             how = "install it with: pip install 'sail-jax[tensorboard]'"
             raise RefusedError(f"TensorBoard needs tensorboardX, which is missing; {how}") from exc
-        self._event, self._checksum = Event, masked_crc32c
+        self._event, self._checksum = event, checksum
 
     def __call__(self, step: int, scalars: Scalars) -> None:
         """Writes the numbers of a row."""
@@ -231,10 +232,11 @@ class Reporter:
             self.error = CallbackError(f"the callback {named(self._callback)} {why}")
             self.error.__cause__ = exc
 
-    def check(self, how: str = "") -> None:
-        """Raises the exception of the callback, if there is one, with a note."""
+    def check(self, *notes: str) -> None:
+        """Raises the exception of the callback, if there is one, with notes."""
         if self.error is not None:
-            self.error.add_note(how)
+            for note in notes:
+                self.error.add_note(note)
             raise self.error
 
 
