@@ -25,6 +25,8 @@ import docstrings  # noqa: E402
 import elsewhere  # noqa: E402
 import generate  # noqa: E402
 import streams  # noqa: E402
+from markup import WORDS  # noqa: E402
+from sphinx.util import logging  # noqa: E402
 
 import sail_jax  # noqa: E402
 from sail_jax.cli.kernels import quick_flags  # noqa: E402
@@ -87,15 +89,31 @@ html_show_sphinx = False
 html_show_copyright = False
 
 
-def without_contents(app, pagename, templatename, context, doctree):
-    """Leaves the contents of the site out of pages of source: for all of these they took 20 s."""
+def contents_nearby(app, pagename, templatename, context, doctree):
+    """Opens the contents of the site at the page, and leaves them out of pages of source.
+
+    All of the contents on every page would be most of the site.
+    """
+    contents = context["toctree"]
     if pagename.startswith("_modules/"):
         context["toctree"] = lambda **_: ""
+    else:
+        context["toctree"] = lambda **options: contents(**options | {"collapse": True})
+
+
+def measured(app, doctree, docname):
+    """Warns of a page that is too long to be read."""
+    words = len(doctree.astext().split())
+    if words > WORDS:
+        logging.getLogger(__name__).warning(
+            "%d words, more than %d: divide the page", words, WORDS, location=docname
+        )
 
 
 def setup(app):
     """Writes the generated pages before any page is read, and reads docstrings as plain text."""
-    app.connect("html-page-context", without_contents, priority=100)
+    app.connect("html-page-context", contents_nearby, priority=100)
+    app.connect("doctree-resolved", measured)
     app.connect("builder-inited", lambda app: generate.write_all(HERE / "generated"))
     docstrings.connect(app)
     accessible.connect(app)

@@ -159,8 +159,8 @@ def _cited(lines: list[str]) -> list[str]:
 
 def _linked(of_paper: dict[str, str], found: re.Match[str]) -> str:
     name = found[0]
-    address = of_paper.get(name.replace("Thm", "Theorem").replace("Prop.", "Proposition"))
-    return f"`{name} <{address}>`__" if address else name
+    label = of_paper.get(name.replace("Thm", "Theorem").replace("Prop.", "Proposition"))
+    return f":ref:`{name} <{label}>`" if label else name
 
 
 _statements = functools.cache(generate.statements)

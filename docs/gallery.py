@@ -262,23 +262,28 @@ def page() -> str:
     """Makes the page of the gallery.
 
     Returns:
-      The page in Markdown: for each study its question, a picture, what it shows, and its command.
+      The page in Markdown: for each study its question, what was found, a picture, and its command.
     """
     from experiments.lab import registry
 
-    parts = []
-    for name, picture in PICTURES.items():
-        command = " ".join(["sail-jax run", name, picture.options]).strip()
-        shown = "".join(
-            f"```{{image}} ../gallery/{file}.png\n:alt: {caption}\n:width: {_width(file)}\n```\n\n"
-            f"{caption}\n\n"
-            for _, file, caption in picture.files(name)
-        )
-        parts.append(f"## {registry.load(name).question}\n\n{shown}```sh\n{command}\n```\n")
+    parts = (
+        f"## {registry.load(name).question}\n\n{shown(name)}"
+        f"```sh\n{' '.join(['sail-jax run', name, picture.options]).strip()}\n```\n"
+        for name, picture in PICTURES.items()
+    )
     return (
-        "# Gallery\n\nEach study has a question, a picture, what was found, and the command that "
+        "# Gallery\n\nEach study has a question, what was found, a picture, and the command that "
         "draws the picture. The data come with every installation. A run prints all findings with "
         "their tests. [Studies](studies.md) lists the presets.\n\n" + "\n".join(parts)
+    )
+
+
+def shown(study: str) -> str:
+    """The findings of a study in Markdown, each above its picture."""
+    return "".join(
+        f"{caption}\n\n"
+        f"```{{image}} ../gallery/{file}.png\n:alt: {caption}\n:width: {_width(file)}\n```\n\n"
+        for _, file, caption in PICTURES[study].files(study)
     )
 
 

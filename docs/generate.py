@@ -8,15 +8,18 @@ import pkgutil
 import re
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import figures
 import gallery
 import method_pages
 import spaces
-from markup import table
+from markup import Page, table, toctree, written
+
+if TYPE_CHECKING:
+    from theory.coverage import Statement
 
 HERE = Path(__file__).parent
 
@@ -42,7 +45,14 @@ PACKAGES = (
 )
 """The packages of `sail_jax` that users import from; `theory` is listed as it is found."""
 
+CLAIMS = 40
+"""The most claims on one page."""
+NAMES = 18
+"""The most names of a package that are on one page."""
+
 Row = Sequence[str]
+
+_imported = importlib.import_module
 
 
 def write_all(folder: Path) -> None:
@@ -53,17 +63,17 @@ def write_all(folder: Path) -> None:
     """
     folder.mkdir(exist_ok=True)
     pages = {
-        **api_pages(),
+        **written(api()),
         "methods.md": methods_page(),
         **method_pages.pages(),
         "growth.md": growth_page(),
         "heads.md": heads_page(),
         "recipes.md": recipes_page(),
-        "commands.md": commands_page(),
-        "studies.md": studies_page(),
+        **written(commands()),
+        **written(studies()),
         "gallery.md": gallery.page(),
         "spaces.svg": spaces.picture(),
-        **paper_pages(),
+        **written(papers()),
     }
     for old in {path.name for path in folder.iterdir()} - pages.keys():
         (folder / old).unlink()
@@ -76,25 +86,16 @@ def write_all(folder: Path) -> None:
 # Names
 
 
-def api_pages() -> dict[str, str]:
-    """Makes the pages on public names: one page for each package, and their index.
+def api() -> Page:
+    """Makes the pages on public names.
 
     Returns:
-      The pages in reStructuredText, by file name.
+      Their index, with a page for each package, which may be an index of its modules.
     """
-    pages = {f"{name}.rst": _package_page(name) for name in PACKAGES}
-    pages |= {f"{name}.rst": _package_page(name, _modules(name)) for name in _theory()}
-    names = [*PACKAGES, *_theory()]
-    entries = "\n".join(f"   {name}" for name in names)
-    rows = "\n".join(
-        f"   * - :doc:`{name}`\n     - {_sentence(importlib.import_module(name))}" for name in names
-    )
-    pages["api.rst"] = (
-        f"Every name\n{'=' * 10}\n\nAll public names, package by package.\n\n"
-        f".. list-table::\n   :widths: 34 66\n\n{rows}\n\n"
-        f".. toctree::\n   :hidden:\n\n{entries}\n"
-    )
-    return pages
+    parts = [_package(name) for name in PACKAGES]
+    parts += [_package(name, _modules(name)) for name in _theory()]
+    about = "All public names, package by package."
+    return Page("api", "Every name", about, columns=("package", "contains"), parts=parts)
 
 
 def _theory() -> list[str]:
@@ -108,7 +109,7 @@ def _theory() -> list[str]:
 
 def _modules(name: str) -> list[str]:
     """The modules of a package of theory, without the modules of claims."""
-    package = importlib.import_module(name)
+    package = _imported(name)
     if not hasattr(package, "__path__"):
         return []
     found = (part.name for part in pkgutil.iter_modules(package.__path__))
@@ -129,29 +130,51 @@ def _public(module: types.ModuleType) -> list[str]:
     return [n for n in names if not isinstance(getattr(module, n), hidden)]
 
 
-def _package_page(name: str, modules: Iterable[str] = ()) -> str:
-    package = importlib.import_module(name)
+def _package(name: str, modules: Iterable[str] = ()) -> Page:
+    """Makes the page of a package. One with many names is an index of its modules."""
+    package = _imported(name)
     shown = _public(package)
     if name == "sail_jax.methods":
         shown.remove("Merge")  # which `sail_jax` has, too
-    parts = [f"{name}\n{'=' * len(name)}\n", _module(name, shown)]
-    for part in modules:
-        module = importlib.import_module(part)
-        own = [n for n in _public(module) if n not in shown]
-        parts += [f"``{part}``\n{'-' * (len(part) + 4)}\n", _module(part, own, "   :no-index:\n")]
-    return "\n".join(parts)
+    # The names of each module: those that the package shows, and those that only the module has.
+    own = {part: [n for n in _public(_imported(part)) if n not in shown] for part in modules}
+    many = len(shown) + sum(map(len, own.values())) > NAMES
+    homes: dict[str, list[str]] = {name: [], **{part: [] for part in own}}
+    for n in shown:
+        homes.setdefault(_home(name, getattr(package, n)) if many else name, []).append(n)
+    parts = [
+        Page(
+            part.replace(f"{name}.", f"{name}-"),
+            part,
+            _documented(part, {name: homes[part], part: own.get(part, [])}, no_index=True),
+            about=(_sentence(_imported(part)),),
+        )
+        for part in sorted(homes.keys() - {name})
+    ]
+    text = _documented(name, {name: homes[name]}, listed=shown)
+    return Page(name, name, text, (_sentence(package),), ("module", "contains"), parts)
 
 
-def _module(name: str, shown: Sequence[str], options: str = "") -> str:
-    module = importlib.import_module(name)
-    lines = [f".. automodule:: {name}\n   :no-members:\n{options}"]
-    if shown:
-        ordered = sorted(shown, key=lambda n: (n[0].isupper(), n))
-        lines.append(f".. currentmodule:: {name}\n\n.. autosummary::\n")
-        lines += [f"   {n}" for n in ordered]
-        lines.append("")
-        lines += [_directive(n, getattr(module, n)) for n in ordered]
-    return "\n".join(lines)
+def _home(package: str, value: Any) -> str:
+    """The module or package right below a package in which a value is defined."""
+    home = getattr(value, "__module__", "")
+    inside = home.startswith(f"{package}.")
+    return ".".join(home.split(".")[: package.count(".") + 2]) if inside else package
+
+
+def _documented(
+    module: str, names: Mapping[str, Sequence[str]], listed: Sequence[str] = (), no_index=False
+) -> str:
+    """The docstring of a module, a table of names, and their docstrings, by what has the names."""
+    lines = [f".. automodule:: {module}\n   :no-members:\n" + "   :no-index:\n" * no_index]
+    for package, own in names.items():
+        if shown := sorted(listed or own, key=lambda n: (n[0].isupper(), n)):
+            lines.append(f".. currentmodule:: {package}\n\n.. autosummary::\n")
+            lines += [f"   {n}" for n in shown]
+            lines.append("")
+            ordered = (n for n in shown if n in own)
+            lines += [_directive(n, getattr(_imported(package), n)) for n in ordered]
+    return "```{eval-rst}\n" + "\n".join(lines) + "```\n"
 
 
 def _directive(name: str, value: Any) -> str:
@@ -185,7 +208,7 @@ def methods_page() -> str:
         in_recipes.setdefault(made.__module__, []).append(row)
     head = ("method", "what it does", "models, base, reading", "parameters")
     kinds = "\n\n".join(
-        f"### {_sentence(importlib.import_module(module)).rstrip('.')}\n\n{table(head, rows)}"
+        f"### {_sentence(_imported(module)).rstrip('.')}\n\n{table(head, rows)}"
         for module, rows in sorted(in_recipes.items())
     )
     linked = {row[0] for rows in in_recipes.values() for row in rows}
@@ -196,7 +219,6 @@ def methods_page() -> str:
         if inspect.isroutine(value) and link not in linked and not about_methods:
             knobs = ", ".join(inspect.signature(value).parameters)
             others.append((link, _with_source(_sentence(value), value), f"`{knobs}`"))
-    toc = "\n".join(map(method_pages.stem, method_pages.advice()))
     return f"""# Merging methods
 
 This page is made from the registry that the command `sail-jax merge --methods` prints.
@@ -204,7 +226,7 @@ This page is made from the registry that the command `sail-jax merge --methods` 
 ## In recipes and in Python
 
 `parameters` are those of a recipe, with their defaults there (`compat: mergekit`); in Python see
-the signatures in [`sail_jax.methods`](sail_jax.methods.rst). A pass is one reading of a large
+the signatures in [`sail_jax.methods`](sail_jax.methods.md). A pass is one reading of a large
 tensor from the disk; *in pieces* means that memory does not grow with the tensor.
 
 {kinds}
@@ -222,12 +244,7 @@ What the docstrings say of it; see [what each convention means](../explanation/c
 
 {table(("method", "conventions"), _conventions())}
 
-```{{toctree}}
-:hidden:
-
-{toc}
-```
-"""
+{toctree(map(method_pages.stem, method_pages.advice()))}"""
 
 
 def _conventions() -> list[Row]:
@@ -308,8 +325,8 @@ it. `grow` prints the result, and writes it to `growth.json` in the output.
 {table(head, smaller)}
 
 Maps that are learned by gradients (LiGO, SAIL) are in [`sail_jax.growth.learned`
-](sail_jax.growth.learned.rst); the makers of single maps in [`sail_jax.growth`
-](sail_jax.growth.rst).
+](sail_jax.growth.learned.md); the makers of single maps in [`sail_jax.growth`
+](sail_jax.growth.md).
 """
 
 
@@ -349,7 +366,7 @@ and its towers, trees of MaxText and Tunix, and the Flax networks of this projec
 
 ## Heads
 
-[The forward passes](sail_jax.architectures.forward.rst) compute the outputs of these heads, and
+[The forward passes](sail_jax.architectures.forward.md) compute the outputs of these heads, and
 `grow` and `align` compare them. Mistral, Qwen 2 and 3 belong to the family `llama`, and XLM-RoBERTa
 to the family `roberta`. A network without a head returns its states: `last_hidden_state`, and
 `pooler_output` if it has a pooler. CLIP returns `logits_per_image`, `image_embeds` and
@@ -460,52 +477,52 @@ def _default(field: Any) -> str:
 # Commands and studies
 
 
-def commands_page() -> str:
-    """Makes the page of the commands, with the output of `--help` of each.
+def commands() -> Page:
+    """Makes the pages of the commands, with the output of `--help` of each.
 
     Returns:
-      The page in Markdown.
+      Their index.
     """
-    from sail_jax.cli.finder import commands
+    from sail_jax.cli import finder
 
+    bench = _imported("experiments.bench")
+    benchmarks = [part.name for part in pkgutil.iter_modules(bench.__path__)]
     parts = []
-    for name, command in commands().items():
-        parts.append(f"## `sail-jax {name}`\n\n{_text(_printed(name, '--help'))}")
-        for n in command.inner():
-            parts.append(f"### `sail-jax {name} {n}`\n\n{_text(_printed(name, n, '--help'))}")
-    bench = importlib.import_module("experiments.bench")
-    names = [
-        part.name for part in pkgutil.iter_modules(bench.__path__) if not part.name.startswith("_")
-    ]
-    parts += [f"### `sail-jax bench {n}`\n\n{_text(_printed('bench', n, '--help'))}" for n in names]
-    return (
-        f"# Commands\n\nThe output of `--help` of each command.\n\n{_text(_printed('--help'))}\n"
-        + "\n".join(parts)
-    )
+    for name, command in finder.commands().items():
+        inner = [n for n in benchmarks if n[0] != "_"] if name == "bench" else command.inner()
+        texts = [_text(_printed(name, "--help"))]
+        texts += [
+            f"## `sail-jax {name} {n}`\n\n{_text(_printed(name, n, '--help'))}" for n in inner
+        ]
+        title = f"`sail-jax {name}`"
+        parts.append(Page(f"commands-{name}", title, "\n".join(texts), (_escaped(command.about),)))
+    about = f"The output of `--help` of each command.\n\n{_text(_printed('--help'))}"
+    return Page("commands", "Commands", about, columns=("command", "what it does"), parts=parts)
 
 
-def studies_page() -> str:
-    """Makes the page of the studies: questions, presets and the fields of their configs.
+def studies() -> Page:
+    """Makes the pages of the studies: findings, figures, presets and the fields of their configs.
 
     Returns:
-      The page in Markdown.
+      Their index.
     """
     from experiments.lab import registry
 
     parts = []
     for name, study in registry.studies().items():
-        package = importlib.import_module(f"experiments.studies.{name}")
-        _, _, more = (inspect.getdoc(package) or "").partition("?")
-        presets = _code(study.presets, ", ")
-        parts.append(
-            f"## `{name}`\n\n{study.question}\n\n{_prose(more)}\n\nPresets: {presets}\n\n"
-            f"{_text(_printed('run', name, '--help'))}"
+        _, _, more = (inspect.getdoc(_imported(study.module)) or "").partition("?")
+        text = (
+            f"{gallery.shown(name)}## {study.question}\n\n{_prose(more)}\n\n"
+            f"Presets: {_code(study.presets)}\n\n{_text(_printed('run', name, '--help'))}"
         )
-    return (
-        "# Studies\n\nThis page is generated from the studies. `sail-jax run NAME` runs a study. "
-        "It writes one result with its figures, and prints a finding for each claim. See "
-        "[Experiments](../how_to/experiments.md).\n\n" + "\n".join(parts)
+        about = (study.question, gallery.PICTURES[name].caption)
+        parts.append(Page(f"study-{name}", f"`{name}`", text, about))
+    about = (
+        "These pages are generated from the studies. `sail-jax run NAME` runs a study. It writes "
+        "one result with its figures, and prints a finding for each claim. See "
+        "[Experiments](../how_to/experiments.md)."
     )
+    return Page("studies", "Studies", about, columns=("study", "question", "finding"), parts=parts)
 
 
 def _printed(*argv: str) -> str:
@@ -520,85 +537,31 @@ def _printed(*argv: str) -> str:
 # Papers
 
 
-def paper_pages() -> dict[str, str]:
-    """Makes one page for each paper of the ledger: its statements, and the claims that test them.
+def papers() -> Page:
+    """Makes the pages of the papers of the ledger: their statements, and the claims that test them.
 
     Returns:
-      The pages in Markdown, by file name.
+      Their index, with a page for each paper. That of a paper that is covered is an index of its
+      statements, whose pages have the claims.
     """
-    from experiments.studies.ledger import attacks
-    from theory import claims, coverage
+    from theory import claims
 
-    papers, printed = bibliography(), figures.read()
-    every = {claim.id: claim for claim in claims.all_claims()}
-    answers = coverage.answers(every.values())
-    pages, overview, reach = {}, [], []
-    for key, equations in coverage.EQUATIONS.items():
-        own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
-        wrong = sum(not claim.expected for claim in own.values())
-        statements = [s for s in coverage.STATEMENTS if s.paper == key]
-        rows = [
-            (
-                _escaped(s.name),
-                coverage._spelt(s.equations),
-                ", ".join(f"[{_short(i)}](#{_anchor(i)})" for i in answers[s])
-                or f"none: {_escaped(s.reason)}",
-            )
-            for s in statements
-        ]
-        counts = (
-            f"{equations} numbered equations, {len(statements)} statements, {len(own)} claims, "
-            f"{wrong} of them wrong as printed"
-        )
-        bounds = [attacks.kind(claim) for claim in own.values() if claim.bound]
-        found = printed[key].counts()
-        lines = [_figure(line, key, own) for line in printed[key].lines]
-        pages[f"paper-{key}.md"] = (
-            f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n{counts}. Check them: "
-            f"`sail-jax verify --claims '{key}/*'`. Bounds: {attacks.tally(bounds)} "
-            "(see [Read a row of the ledger](../tutorials/ledger.md)).\n\n"
-            "## Figures, tables and settings\n\n"
-            f"The paper has {sum(found.values())} figures (or panels, if they differ), tables and "
-            f"settings: {', '.join(f'{n} {status}' for status, n in found.items() if n)}. "
-            "[Meaning of these words](#how-far). `sail-jax run` runs the studies.\n\n"
-            f"{table(('printed', 'how far', 'here', 'what differs'), lines)}\n\n## Statements\n\n"
-            f"{table(('statement', 'equations', 'claims'), rows)}\n\n## Claims\n\n"
-            + "\n".join(_claim(i, claim) for i, claim in own.items())
-        )
-        reach.append(
-            (f"[{papers[key]['title']}](paper-{key}.md)", *(str(n) for n in found.values()))
-        )
-        overview.append((f"[{papers[key]['title']}](paper-{key}.md)", _citation(papers[key]),
-                         str(len(statements)), str(len(own)), str(wrong)))  # fmt: skip
-    single = [key for key in papers if key not in coverage.EQUATIONS]
-    for key in single:
-        own = {i: claim for i, claim in every.items() if i.startswith(f"{key}/")}
-        pages[f"paper-{key}.md"] = (
-            f"# {papers[key]['title']}\n\n{_citation(papers[key])}\n\n"
-            f"The ledger has {len(own)} claims on one statement of this paper. Check them: "
-            f"`sail-jax verify --claims '{key}/*'`.\n\n## Claims\n\n"
-            + "\n".join(_claim(i, claim) for i, claim in own.items())
-        )
-    others = ", ".join(f"[{papers[key]['title']}](paper-{key}.md)" for key in single)
-    keys = "\n".join(f"paper-{key}" for key in papers)
-    head = ("paper", "citation", "statements", "claims", "wrong as printed")
-    total = [
-        str(sum(printed[key].counts()[status] for key in printed)) for status in figures.HOW_FAR
+    printed, every = figures.read(), {claim.id: claim for claim in claims.all_claims()}
+    parts = [_paper(key, every, printed.get(key)) for key in bibliography()]
+    counts = {key: [*paper.counts().values()] for key, paper in printed.items()}
+    reach = [
+        (f"[{bibliography()[key]['title']}](paper-{key}.md)", *map(str, found))
+        for key, found in counts.items()
     ]
+    total = [str(sum(found)) for found in zip(*counts.values(), strict=True)]
     meaning = "\n".join(f"{status}\n: {text}\n" for status, text in figures.HOW_FAR.items())
-    pages["papers.md"] = f"""# The papers
-
-Five papers are covered statement by statement and figure by figure. A *statement* is a theorem, a
-lemma, a figure or a numbered equation. A *claim* is a closed form and a simulation of the same
-quantity. A statement that is wrong as printed stays in the ledger. It is expected to fail, and has
-a correction next to it. This page is generated from the ledger, like the output of `sail-jax verify
---coverage`. `sail-jax verify` computes the verdicts.
-
-{table(head, overview)}
-
-For these papers only single claims are checked: {others}.
-
-(how-far)=
+    about = """Five papers are covered statement by statement and figure by figure. The ledger has
+claims on one statement of each of the others. A *statement* is a theorem, a lemma, a figure or a
+numbered equation. A *claim* is a closed form and a simulation of the same quantity. A statement
+that is wrong as printed stays in the ledger. It is expected to fail, and has a correction next to
+it. This page is generated from the ledger, like the output of `sail-jax verify --coverage`.
+`sail-jax verify` computes the verdicts."""
+    more = f"""(how-far)=
 ## How far figures and settings were run
 
 Each paper's page also lists every figure, table and setting, with the command that runs it. The
@@ -606,21 +569,82 @@ table counts them. If the panels of a figure were run differently, the panels ar
 
 {table(("paper", *figures.HOW_FAR), [*reach, ("**all**", *total)])}
 
-{meaning}
-```{{toctree}}
-:hidden:
+{meaning}"""
+    head = ("paper", "citation", "statements", "claims", "wrong as printed")
+    return Page("papers", "The papers", about, columns=head, parts=parts, more=more)
 
-{keys}
-```
-"""
-    return pages
+
+def _paper(key: str, claims: Mapping[str, Any], printed: figures.Paper | None) -> Page:
+    """The page of a paper. That of a paper that is covered is an index of its statements."""
+    from theory import coverage
+
+    paper = bibliography()[key]
+    own = {i: claim for i, claim in claims.items() if i.startswith(f"{key}/")}
+    wrong = sum(not claim.expected for claim in own.values())
+    check = f"Check them: `sail-jax verify --claims '{key}/*'`."
+    about = _citation(paper), "1", str(len(own)), str(wrong)
+    if printed is None:
+        text = f"The ledger has {len(own)} claims on one statement of this paper. {check}\n\n"
+        text += "\n".join(_claim(i, claim) for i, claim in own.items())
+        return Page(f"paper-{key}", paper["title"], f"{about[0]}\n\n{text}", about)
+    answers = coverage.answers(claims.values())
+    covered = [statement for statement in answers if statement.paper == key]
+    parts = [page for s in covered for page in _statement(s, answers[s], claims)]
+    text = (
+        f"{about[0]}\n\n{coverage.EQUATIONS[key]} numbered equations, {len(covered)} statements, "
+        f"{len(own)} claims, {wrong} of them wrong as printed. {check} {_bounds(own.values())}"
+    )
+    return Page(
+        f"paper-{key}",
+        paper["title"],
+        text,
+        (about[0], str(len(covered)), *about[2:]),
+        ("statement", "equations", "claims", "wrong as printed"),
+        parts,
+        _figures(printed, key, own),
+    )
+
+
+def _bounds(claims: Iterable[Any]) -> str:
+    """Counts how sharp the bounds of a paper are."""
+    from experiments.studies.ledger import attacks
+
+    found = attacks.tally([attacks.kind(claim) for claim in claims if claim.bound])
+    return f"Bounds: {found} (see [Read a row of the ledger](../tutorials/ledger.md))."
+
+
+def _statement(
+    statement: "Statement", tests: Sequence[str], claims: Mapping[str, Any]
+) -> Iterator[Page]:
+    """The rows of a statement in the index of its paper, each with a page of at most `CLAIMS`
+    claims. A claim on several statements is on the page of the first."""
+    from theory import coverage
+
+    place = coverage.STATEMENTS.index(statement)
+    paper = f"A part of [{bibliography()[statement.paper]['title']}](paper-{statement.paper}.md)."
+    runs = [tests[k : k + CLAIMS] for k in range(0, len(tests), CLAIMS)] or [()]
+    for number, run in enumerate(runs, 1):
+        title = statement.name + f" ({number} of {len(runs)})" * (len(runs) > 1)
+        texts = [_claim(i, claims[i]) for i in run if coverage.position(claims[i]) == place]
+        links = ", ".join(f"[{_short(i)}](#{_anchor(i)})" for i in run)
+        wrong = sum(not claims[i].expected for i in run)
+        yield Page(
+            f"paper-{statement.paper}-{_slug(title)}",
+            _escaped(title),
+            "\n".join([f"{paper}\n", *texts]) if texts else "",
+            (
+                coverage._spelt(statement.equations),
+                links or f"none: {_escaped(statement.reason)}",
+                str(wrong or ""),
+            ),
+        )
 
 
 def statements() -> dict[str, dict[str, str]]:
     """Finds where the site has the claims on each statement.
 
     Returns:
-      For each paper by its number at arXiv, addresses by statement: "Theorem 3.6", "(10)".
+      For each paper by its number at arXiv, labels by statement: "Theorem 3.6", "(10)".
     """
     from theory import claims, coverage
 
@@ -629,11 +653,23 @@ def statements() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for statement, names in coverage.answers(claims.all_claims()).items():
         if names and (number := numbers[statement.paper]):
-            address = f"paper-{statement.paper}.html#{_anchor(names[0])}"
             of_paper = found.setdefault(number[0], {})
             for name in (statement.name, *(f"({n})" for n in statement.equations)):
-                of_paper.setdefault(name.partition(",")[0], address)
+                of_paper.setdefault(name.partition(",")[0], _anchor(names[0]))
     return found
+
+
+def _figures(paper: figures.Paper, key: str, claims: Iterable[str]) -> str:
+    """The section on the figures, tables and settings of a paper."""
+    found = paper.counts()
+    counts = ", ".join(f"{n} {status}" for status, n in found.items() if n)
+    rows = [_figure(line, key, claims) for line in paper.lines]
+    return (
+        "## Figures, tables and settings\n\n"
+        f"The paper has {sum(found.values())} figures (or panels, if they differ), tables and "
+        f"settings: {counts}. [Meaning of these words](#how-far). `sail-jax run` runs the studies."
+        f"\n\n{table(('printed', 'how far', 'here', 'what differs'), rows)}\n"
+    )
 
 
 def _figure(line: figures.Line, key: str, claims: Iterable[str]) -> Row:
@@ -679,8 +715,12 @@ def _short(name: str) -> str:
     return _escaped(name.split("/", 1)[1])
 
 
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "-", name.lower()).strip("-")
+
+
 def _anchor(name: str) -> str:
-    return "claim-" + re.sub(r"\W+", "-", name.lower())
+    return f"claim-{_slug(name)}"
 
 
 def _claim(name: str, claim: Any) -> str:
@@ -699,7 +739,7 @@ def _claim(name: str, claim: Any) -> str:
         f"**Note.** {_escaped(claim.note)}" if claim.note else "",
     ]
     body = "\n".join(f"- {fact}" for fact in facts if fact)
-    return f"({_anchor(name)})=\n### {_short(name)}\n\n{body}\n"
+    return f"({_anchor(name)})=\n## {_short(name)}\n\n{body}\n"
 
 
 # Words and tables

@@ -13,7 +13,7 @@ import shell_blocks
 from sail_jax.cli import finder
 
 ROOT = Path(__file__).parents[1]
-GENERATED = re.compile(r"(\.\./)?generated/[\w.-]+\.(md|rst|svg)(#[\w-]+)?")
+GENERATED = re.compile(r"(\.\./)?generated/[\w.-]+\.(md|svg)(#[\w-]+)?")
 WRITTEN = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -59,6 +59,32 @@ def test_the_sidebar_is_short():
     index = ROOT / "docs" / "index.md"
     assert len(tree(index)) <= 25
     assert len(re.findall(r"^:caption:", index.read_text(), re.M)) == 5
+
+
+def long(pages):
+    """The pages with more words than a page may have."""
+    words = importlib.import_module("markup").WORDS
+    return [page for page in pages if len(page.read_text().split()) > words]
+
+
+def test_no_page_is_too_long(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    assert long(WRITTEN[2:]) == []
+
+
+@pytest.mark.slow
+def test_generated_pages_are_short_and_links_to_them_lead_somewhere(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    importlib.import_module("generate").write_all(tmp_path)
+    pages = sorted(tmp_path.glob("*.md"))
+    assert long(pages) == []
+    text, written = ("\n".join(page.read_text() for page in found) for found in (pages, WRITTEN))
+    links = re.findall(r"\]\(([\w.-]+\.md)", text)
+    links += re.findall(r"\((?:\.\./)?generated/([\w.-]+)", written)
+    assert {*links} - {path.name for path in tmp_path.iterdir()} == set()
+    labels = re.findall(r"^\(([\w-]+)\)=$", text, re.M)
+    assert {*re.findall(r"\]\(#([\w-]+)\)", text)} - {*labels} == set()
+    assert len({*labels}) == len(labels)
 
 
 # Blocks of shell that are run, on what `sail-jax examples` makes: tests/helpers/shell_blocks.py.

@@ -1,13 +1,12 @@
-"""Runs all comparisons, prints a table of them, and writes it to docs/peers.md.
+"""Runs all comparisons, prints tables of them, and writes them to docs/peers.
 
-A module of this folder with a list `CASES` is a subject. If a case fails, it is reported, and the
-other cases run. With given subjects, the page is written only with `--write`, which replaces their
-sections and keeps the others.
+A module of this folder with a list `CASES` is a subject, and has a page. docs/peers.md is their
+index. If a case fails, it is reported, and the other cases run. With given subjects, pages are
+written only with `--write`, which replaces theirs and keeps the others.
 """
 
 import importlib
 import pkgutil
-import re
 import shutil
 import sys
 import tempfile
@@ -17,6 +16,9 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from cases import IMAGES
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "docs"))
+from markup import Page, table, written
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -36,10 +38,8 @@ PROGRAMS = (
     "equinox",
     "flax",
 )
-HEAD = """# Compared with other programs
-
-`.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the outputs
-of the resulting models, on the CPU in float32. It wrote this page, with:
+HEAD = """`.ci/peers` gives the same folders to sail-jax and to the programs below, and compares the
+outputs of the resulting models, on the CPU in float32. It wrote these pages, with:
 
 {versions}.
 
@@ -50,13 +50,17 @@ is multiplied by the number of roundings in which the two programs' weights may 
 """
 
 
-PAGE = ROOT / "docs" / "peers.md"
+DOCS = ROOT / "docs"
+HEADER = ("case", "comparison", "difference", "of", "tolerance", "")
+COLUMNS = ("subject", "cases", "apart", "failed")
 
 
-def sections(page: str) -> dict[str, str]:
-    """The sections of the page by their titles. The text above the first has the title ""."""
-    parts = re.split(r"^## (.+)$", page, flags=re.M)
-    return {title: text.strip() for title, text in zip(["", *parts[1::2]], parts[::2], strict=True)}
+def page(subject: str, text: str) -> Page:
+    """The page of a subject, with its counts in the index, from its text below the title."""
+    title, _, text = text.removeprefix("# ").partition("\n\n")
+    cases = sum(line.startswith("| ") for line in text.splitlines()) - 2  # without the head
+    counts = cases, text.count("| **apart**"), text.count("| **failed**")
+    return Page(f"peers/{subject}", title, text, [*map(str, counts)])
 
 
 def version(name: str) -> str:
@@ -79,43 +83,51 @@ def main(wanted: list[str]) -> int:
         print(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(found)}", file=sys.stderr)
         return 2
     versions = ", ".join(f"{name} {version(name)}" for name in PROGRAMS)
-    kept = sections(PAGE.read_text()) if wanted else {}
-    # The line of versions must hold for all rows of the page.
-    stated = re.search(r"with:\n\n(.+)\.\n", kept.get("", ""))
-    lost = set(stated[1].split(", ")) - set(versions.split(", ")) if write and stated else set()
+    index = (DOCS / "peers.md").read_text()
+    # The line of versions must hold for all rows of the pages.
+    stated = index.partition("with:\n\n")[2].partition(".\n\n")[0].split(", ")
+    lost = set(stated) - set(versions.split(", ")) if wanted and write else set()
     if lost:
-        print(f"{PAGE} was written with {', '.join(lost)}; run all subjects", file=sys.stderr)
+        print(
+            f"docs/peers.md was written with {', '.join(lost)}; run all subjects", file=sys.stderr
+        )
         return 2
-    pages, failed = {"": HEAD.format(versions=versions)}, 0
+    pages, failed = [], 0
     for subject in found:
-        module = importlib.import_module(subject) if subject in (wanted or found) else None
+        kept = DOCS / "peers" / f"{subject}.md"
+        if wanted and subject not in wanted:
+            pages += [page(subject, kept.read_text())] if kept.exists() else []
+            continue
+        module = importlib.import_module(subject)
         if not hasattr(module, "CASES"):
             continue
         title, *rest = module.__doc__.strip().split("\n\n", 1)
-        rows = ["| case | comparison | difference | of | tolerance | |", "|---" * 6 + "|"]
+        rows = []
         for case in module.CASES:
             folder = Path(tempfile.mkdtemp())
             try:
                 difference, scale, tolerance, note = case.run(folder)
                 good = difference <= tolerance
-                numbers = f"{difference:.1e} | {scale:.2g} | {tolerance:.1e}"
+                numbers = f"{difference:.1e}", f"{scale:.2g}", f"{tolerance:.1e}"
                 note = note if good else f"**apart** {note}"
             # If one case raises, the other cases still run.
             except Exception as error:
-                good, numbers = False, "| |"
+                good, numbers = False, ("", "", "")
                 words = str(error).replace(f"{folder}/", "").splitlines() or [""]
                 note = f"**failed**: {type(error).__name__}: {words[0]}"
                 traceback.print_exc()
             finally:
                 shutil.rmtree(folder)
             failed += not good
-            rows.append(f"| {case.name} | {case.what} | {numbers} | {note} |")
-            print(rows[-1], flush=True)
-        pages[title.rstrip(".")] = "\n\n".join([*rest, "\n".join(rows)])
+            rows.append((case.name, case.what, *numbers, note))
+            print("| " + " | ".join(rows[-1]) + " |", flush=True)
+        text = [title.rstrip("."), *rest, table(HEADER, rows)]
+        pages.append(page(subject, "\n\n".join(text)))
     if write:
-        pages = kept | pages
-        texts = [f"## {title}\n\n{text}" if title else text for title, text in pages.items()]
-        PAGE.write_text("\n\n".join(text.strip() for text in texts) + "\n")
+        head = HEAD.format(versions=versions)
+        index = Page("peers", "Compared with other programs", head, (), COLUMNS, pages)
+        for name, text in written(index).items():
+            (DOCS / name).write_text(text)
     print(f"{failed} failed" if failed else "all agree")
     return int(failed > 0)
 
