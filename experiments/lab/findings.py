@@ -4,6 +4,7 @@ This module computes means with standard errors over repetitions (usually seeds)
 by statistical tests.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ MARGIN = 0.1
 """The relative difference between a measured mean and theory that still counts as agreement."""
 VERDICTS = ("holds", "fails", "undecided", "not tested")
 """The possible verdicts on a claim."""
+
+_AGREES = "(agreement)"  # the end of a claim that `agrees` tests
 
 
 class Finding(NamedTuple):
@@ -135,7 +138,7 @@ def agrees(
     # LEVEL are the chances of a false "within m" and of a false "outside m".
     return judged(
         where,
-        f"{claim} to within {margin:.0%} of its size (agreement)",
+        f"{claim} to within {margin:.0%} of its size {_AGREES}",
         paper,
         here,
         reach - np.copysign(1.0, mean) * apart,
@@ -206,6 +209,66 @@ def told(findings: Sequence[Finding]) -> str:
     return "\n".join(filter(None, (*lines, rule(findings))))
 
 
+_FORMS = {
+    "holds": ("holds", "hold"),
+    "fails": ("fails", "fail"),
+    "undecided": ("is undecided", "are undecided"),
+}
+"""Verdicts on tested claims as verbs, for one claim and for several."""
+
+
+def headline(findings: Sequence[Finding], summary: str) -> str:
+    """States what a study found, in one or two sentences.
+
+    Args:
+      findings: The findings of the study, already `corrected`.
+      summary: The description of its dataset.
+
+    Returns:
+      The tested claim with the largest effect size, its verdict and its figures, and the number of
+      claims of each verdict. Agreement with theory is no effect, and is stated if nothing else was
+      tested. Without a test, it is the first sentence of the summary.
+
+    >>> headline([judged("", "a rises", "", "by 2 ± 1", [1, 2, 3])], "")
+    'A rises: this is undecided (by 2 ± 1). Of 1 tested claim, 1 is undecided.'
+    >>> headline([], "Risks differ by 0.1 % at most. The rest is below 0.1 %.")
+    'Risks differ by 0.1 % at most.'
+    """
+    tested = [f for f in findings if np.isfinite(f.p)]
+    if tested:
+        most = max(tested, key=lambda f: (not f.claim.endswith(_AGREES), abs(f.effect)))
+        claim = f"{most.claim[:1].upper()}{most.claim[1:]}"
+        first = f"{claim}: this {_FORMS[most.verdict][0]} ({most.here})."
+    else:
+        first = re.split(r"(?<=\.)\s+(?=[A-Z])", summary)[0]
+    return " ".join(filter(None, (first, counted(findings))))
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """Counts the findings of each verdict.
+
+    Args:
+      findings: The findings of a study.
+
+    Returns:
+      A sentence; empty without findings.
+
+    >>> counted([Finding("", "", "", "", v) for v in ("holds", "undecided", "holds")])
+    'Of 3 tested claims, 2 hold and 1 is undecided.'
+    >>> counted([Finding("", "", "", "", "holds")] * 2)
+    'All 2 tested claims hold.'
+    """
+    tested = [f.verdict for f in findings if f.verdict != VERDICTS[-1]]
+    if not tested:
+        return ""
+    counts = [(tested.count(verdict), form) for verdict, form in _FORMS.items()]
+    parts = [f"{n} {form[n != 1]}" for n, form in counts if n]
+    if len(parts) == 1 and len(tested) > 1:
+        return f"All {len(tested)} tested claims {parts[0].partition(' ')[2]}."
+    text = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"Of {len(tested)} tested claim{'s' * (len(tested) > 1)}, {text}."
+
+
 def evidence(finding: Finding) -> str:
     """Formats the effect size and the p value of a finding.
 
@@ -238,7 +301,7 @@ def rule(findings: Sequence[Finding]) -> str:
         f"Verdicts use two-sided t tests over repetitions at {100 * LEVEL:g} %, Holm-corrected for "
         f"{count} claim{'s' if count > 1 else ''}. Cohen's d is the mean over the standard "
         "deviation."
-        f"{_AGREEMENT if any(f.claim.endswith('(agreement)') for f in findings) else ''}"
+        f"{_AGREEMENT if any(f.claim.endswith(_AGREES) for f in findings) else ''}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.lab import grid, registry, store
-from experiments.lab.findings import Finding, evidence, rule
+from experiments.lab.findings import Finding, evidence, headline, rule
 from experiments.lab.registry import Study
 from sail_jax import disk
 from sail_jax.cli.progress import say, show
@@ -169,14 +169,16 @@ def section(
       scale: The scale of the run, for the heading of the column with its own figures.
 
     Returns:
-      The section: question, answer, figures, and the tables of the study and of the claims.
+      The section: what was found, the question, the figures, the numbers in words, and the tables
+      of the study and of the claims.
     """
     tables, answer = study.tables(dataset), study.summary(dataset)
+    verdict = headline(findings, answer)
     if findings:
         rows = [(f.claim, f.where, f.paper, f.here + evidence(f), f.verdict) for f in findings]
         tables.append(((*HEADER, f"here, at {scale}", "verdict"), *rows))
         answer = "\n".join(filter(None, (answer, rule(findings))))
-    return pages.Section(heading, study.question, answer, pictures, tables)
+    return pages.Section(heading, study.question, answer, pictures, tables, verdict=verdict)
 
 
 def _run(place: Path, run: store.Run, pictures: _Pictures) -> pages.Section:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from experiments.lab import registry, store
+from experiments.lab.findings import counted
 from experiments.lab.progress import reporting
 from experiments.pages import gallery, quickstart_panels
-from experiments.pages.quickstart_panels import counted
 from sail_jax import disk
 from sail_jax.cli.progress import say, show
 from sail_jax.drawing import pages, style

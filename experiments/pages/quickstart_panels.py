@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from experiments.lab.bands import legend
-from experiments.lab.findings import VERDICTS, Finding
 from experiments.studies.ledger import findings as ledger
 from experiments.studies.merge_digits.findings import own_accuracy
 from experiments.studies.shared import transfer_regions as regions
@@ -30,33 +29,6 @@ class Shown(NamedTuple):
 
     verdict: "Callable[[xr.Dataset], str]"
     figures: "Callable[[xr.Dataset], Sequence[Figure]]"
-
-
-def counted(findings: Sequence[Finding]) -> str:
-    """Counts the findings of each verdict.
-
-    Args:
-      findings: The findings of a study.
-
-    Returns:
-      A sentence; empty without findings.
-
-    >>> counted([Finding("", "", "", "", v) for v in ("holds", "undecided", "holds")])
-    'Of 3 tested claims, 2 hold and 1 is undecided.'
-    >>> counted([Finding("", "", "", "", "holds")] * 2)
-    'All 2 tested claims hold.'
-    """
-    tested = [f.verdict for f in findings if f.verdict != VERDICTS[-1]]
-    if not tested:
-        return ""
-    forms = {"holds": ("holds", "hold"), "fails": ("fails", "fail"),
-             "undecided": ("is undecided", "are undecided")}  # fmt: skip
-    counts = [(tested.count(verdict), form) for verdict, form in forms.items()]
-    parts = [f"{n} {form[n != 1]}" for n, form in counts if n]
-    if len(parts) == 1 and len(tested) > 1:
-        return f"All {len(tested)} tested claims {parts[0].partition(' ')[2]}."
-    text = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"Of {len(tested)} tested claim{'s' * (len(tested) > 1)}, {text}."
 
 
 def _transfer(dataset: "xr.Dataset") -> str:

@@ -9,6 +9,7 @@ from experiments.lab.findings import (
     Finding,
     agrees,
     corrected,
+    headline,
     judged,
     mean_and_error,
     rule,
@@ -63,6 +64,20 @@ def test_findings_are_told_one_a_line():
     ]
     assert "two-sided t tests over repetitions at 5 %, Holm-corrected for 1 claim." in rule([one])
     assert rule([Finding("b", "c", "d", "e", "not tested")]) == ""
+
+
+def test_the_headline_is_the_largest_effect_and_no_agreement():
+    found = [
+        judged("a", "it rises", "", "by 1", [1.0, 2.0, 1.5]),
+        judged("a", "it falls", "", "by -9", [-9.0, -9.1, -9.2]),
+        agrees("a", "it is 1", "", [1.0, 1.0001], 1.0),
+        Finding("b", "c", "d", "e", "not tested"),
+    ]
+    told = headline(found, "A summary.")
+    assert told == "It falls: this fails (by -9). Of 3 tested claims, 2 hold and 1 fails."
+    agreement = headline(found[2:], "A summary.")
+    assert agreement.startswith("It is 1 to within 10% of its size (agreement): this holds (+1.000")
+    assert headline(found[3:], "It is 0.1, i.e. low.\nMore.") == "It is 0.1, i.e. low."
 
 
 def test_holm_is_that_of_its_definition():

@@ -94,6 +94,10 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
     headings = re.findall("<h2>(.*?)</h2>", text)
     assert headings == ["other (deep/er)", "fake", "other (own)"]
     assert "gain &lt;i&gt;3.0&lt;/i&gt;." in text
+    first = "It gains: this holds (3 of 3). Of 1 tested claim, 1 holds."
+    order = [f'<p class="verdict">{first}</p>', "<figure", "The numbers in words", "<table>"]
+    for section in text.split("<section")[1:]:
+        assert [*map(section.index, order)] == sorted(map(section.index, order))
     assert "<script" not in text
     assert text.count("data:image/png;base64,") == 3
     for cell in ("it gains", "A &amp; B, Table 1", "7 of 9", "holds", "not tested"):
