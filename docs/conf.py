@@ -101,6 +101,16 @@ def contents_nearby(app, pagename, templatename, context, doctree):
         context["toctree"] = lambda **options: contents(**options | {"collapse": True})
 
 
+def owned(app, doctree):
+    """Makes a page the document of all its nodes.
+
+    Those of a block of reStructuredText have their own, which Sphinx would store with all of its
+    environment, 4 MB for each page.
+    """
+    for node in doctree.findall():
+        node.document = doctree
+
+
 def measured(app, doctree, docname):
     """Warns of a page that is too long to be read."""
     words = len(doctree.astext().split())
@@ -113,6 +123,7 @@ def measured(app, doctree, docname):
 def setup(app):
     """Writes the generated pages before any page is read, and reads docstrings as plain text."""
     app.connect("html-page-context", contents_nearby, priority=100)
+    app.connect("doctree-read", owned)
     app.connect("doctree-resolved", measured)
     app.connect("builder-inited", lambda app: generate.write_all(HERE / "generated"))
     docstrings.connect(app)

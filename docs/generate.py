@@ -650,12 +650,15 @@ def statements() -> dict[str, dict[str, str]]:
 
     keys = {key: entry.get("journal", "") for key, entry in bibliography().items()}
     numbers = {key: re.search(r"\d{4}\.\d{5}", text) for key, text in keys.items()}
+    every = {claim.id: claim for claim in claims.all_claims()}
     found: dict[str, dict[str, str]] = {}
-    for statement, names in coverage.answers(claims.all_claims()).items():
+    for statement, names in coverage.answers(every.values()).items():
         if names and (number := numbers[statement.paper]):
             of_paper = found.setdefault(number[0], {})
+            # A claim on the statement's own page, if there is one.
+            own = max(names, key=lambda i: coverage.position(every[i]))
             for name in (statement.name, *(f"({n})" for n in statement.equations)):
-                of_paper.setdefault(name.partition(",")[0], _anchor(names[0]))
+                of_paper.setdefault(name.partition(",")[0], _anchor(own))
     return found
 
 
