@@ -354,8 +354,9 @@ def _lazily(function: Sides, numbers: Mapping[str, Any]) -> Callable[[], Any]:
     return called
 
 
-# The claims of each imported module, in their order.
+# The claims of each imported module, in their order, and the module's spec when it stated them.
 _STATED: dict[str, list[Claim]] = {}
+_SPECS: dict[str, object] = {}
 
 
 def _registered(function: Sides, stated: Stated) -> Stated:
@@ -367,7 +368,14 @@ def _registered(function: Sides, stated: Stated) -> Stated:
                 f"{made.id}: expected {argument('attack', '...')}, problems on which the bound can"
                 " be attacked or the reason why there are none, got none"
             )
-    _STATED.setdefault(function.__module__, []).extend(stated.claims)
+    module, ids = function.__module__, {made.id for made in stated.claims}
+    # `importlib.reload` gives the module a new spec. A notebook has none, and its cells run again.
+    spec = inspect.unwrap(function).__globals__.get("__spec__")
+    if _SPECS.get(module) is not spec:
+        _STATED[module] = []
+    before = _STATED.get(module, [])
+    _STATED[module] = [*(c for c in before if spec or c.id not in ids), *stated.claims]
+    _SPECS[module] = spec
     return stated
 
 
@@ -800,10 +808,9 @@ def _distinct(claims: Iterable[Claim]) -> tuple[Claim, ...]:
 
 
 @functools.cache
-def _added() -> tuple[Claim, ...]:
-    """Imports the claims of other packages, which declare modules as `sail_jax.claims`."""
-    modules = map(extensions.loaded, extensions.declared("claims").values())
-    return tuple(c for module in modules for c in of_module(module))
+def _added() -> tuple[ModuleType, ...]:
+    """Imports the modules that other packages declare as `sail_jax.claims`."""
+    return tuple(map(extensions.loaded, extensions.declared("claims").values()))
 
 
 def select(patterns: str = "*", of: ModuleType | None = None) -> list[Claim]:
@@ -821,7 +828,9 @@ def select(patterns: str = "*", of: ModuleType | None = None) -> list[Claim]:
       ValueError: If a glob matches no claim, claims share an id, or the module of a package cannot
         be imported.
     """
-    claims = _distinct([*all_claims(), *_added()] if of is None else of_module(of))
+    modules = _added() if of is None else (of,)
+    papers = all_claims() if of is None else ()
+    claims = _distinct([*papers, *(c for module in modules for c in of_module(module))])
     selected = set[str]()
     for pattern in patterns.split(","):
         matching = {c.id for c in claims if fnmatch.fnmatchcase(c.id, pattern.strip())}

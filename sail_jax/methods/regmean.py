@@ -61,7 +61,8 @@ def regmean(
       grams: For each model {leaf path: G_k}, as from `grams`, with the same paths for all models.
         The size of G_k is the product of the sizes of the kernel's input axes.
       off_diagonal: The factor on the off-diagonal entries of G_k, in [0, 1]. 1 solves the problem
-        above. Smaller values regularise; Jin et al. tune them from about 0.1 to 1.
+        above: for least squares it is training on the pooled data. Smaller values regularise, and
+        so does the default; Jin et al. tune them from about 0.1 to 1.
       damping: A number > 0. Every G_k counts as G_k + damping * (mean eigenvalue of their mean) *
         I, which draws W towards the weighted mean. Along input features that are 0 in all data the
         formula above is singular, and W is exactly that mean. With off_diagonal = 1 and fewer

@@ -86,3 +86,21 @@ def test_a_parameter_inside_of_a_value_is_refused(add):
     )
     with pytest.raises(ValueError, match=r"noiseless/ours: \['n'\] in the value of a name is not"):
         add(code)
+
+
+def test_a_module_that_is_reloaded_states_only_what_it_states_now(add, tmp_path):
+    first, second = add(CODE)
+    (tmp_path / f"{ROOM}.py").write_text(CODE.replace('beside("limit")', 'beside("reading")'))
+    module = importlib.reload(sys.modules[ROOM])
+    again = claims.select("*", module)
+    assert [c.id for c in again] == [first.id, second.id.replace("limit", "reading")]
+    assert again[0] is not first
+
+
+def test_a_cell_that_runs_again_replaces_its_claims(add):
+    """Cells of a notebook, unlike modules, have no spec."""
+    cell = {"__name__": "notebook", "__spec__": None}
+    names = [c.id for c in add(CODE)]
+    for _ in range(2):
+        exec(compile(CODE, "cell", "exec"), cell)
+    assert [c.id for c in claims._STATED["notebook"]] == names
