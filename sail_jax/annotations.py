@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import AbstractArray, PyTree
 
-from sail_jax.checks import concrete, described, one_key, one_of
+from sail_jax.checks import concrete, described, nearest, one_key, one_of
 
 
 class Accepted(NamedTuple):
@@ -29,6 +29,7 @@ class Accepted(NamedTuple):
       functions: Whether functions are accepted.
       classes: Classes whose instances are accepted.
       words: The values of a `Literal`; others are accepted if there are none.
+      arrays: Whether arrays and lists of numbers are accepted, too, and not only single numbers.
     """
 
     text: str
@@ -36,13 +37,16 @@ class Accepted(NamedTuple):
     functions: bool
     classes: tuple[type, ...]
     words: tuple[Any, ...] = ()
+    arrays: bool = True
 
     def fits(self, value: object) -> bool:
         """Checks whether a value is accepted."""
         if isinstance(value, self.classes):
             # A text is a sequence, but none of ours.
             return not isinstance(value, str) or str in self.classes
-        return (self.numbers and is_real(value)) or (self.functions and callable(value))
+        if self.functions and callable(value):
+            return True
+        return self.numbers and is_real(value) and (self.arrays or not _has_axes(value))
 
 
 def check_types(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
@@ -55,7 +59,7 @@ def check_types(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, 
 
     Raises:
       TypeError: If an argument has another type. The message contains its name, the expected type,
-        its value and its type.
+        its value and its type. Also for an unknown argument, with the nearest names.
       ValueError: If an argument is not one of the words of a `Literal`.
 
     >>> def half(x: float) -> float:
@@ -67,7 +71,11 @@ def check_types(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, 
     signature, known = accepted(function)
     try:
         given = signature.bind(*args, **kwargs).arguments
-    except TypeError:
+    except TypeError as error:
+        unknown = [word for word in kwargs if word not in signature.parameters]
+        if unknown and "unexpected keyword" in str(error):
+            names = nearest(unknown[0], signature.parameters)
+            raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{names}") from error
         return  # the call itself raises a better message
     for name, expected in known.items():
         several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
@@ -133,7 +141,8 @@ def read(annotation: object) -> Accepted | None:
     named = [kind.__name__ for kind in classes if kind is not types.NoneType]
     text = " or ".join([*sorted(texts), *named])
     numbers = bool(texts.keys() - {"a function"})
-    return Accepted(text, numbers, "a function" in texts, tuple(classes))
+    kinds = tuple(classes)
+    return Accepted(text, numbers, "a function" in texts, kinds, arrays="an array" in texts)
 
 
 def _number(part: Any) -> str:
@@ -145,6 +154,12 @@ def _number(part: Any) -> str:
     if issubclass(part, bool | int | float | complex | np.generic):
         return "a real number"
     return "an array" if issubclass(part, jax.Array | np.ndarray | AbstractArray) else ""
+
+
+def _has_axes(value: object) -> bool:
+    """Whether a value is a list, or a known array with axes; traced arrays may be mapped."""
+    several = isinstance(value, list | tuple) or getattr(value, "ndim", 0) > 0
+    return several and concrete(value) is not None
 
 
 def is_real(value: object) -> bool:

@@ -75,7 +75,9 @@ def test_nothing_is_imported_before_it_is_looked_up(install):
     assert not {"coin_lab.claims", "coin_lab.coin", "coin_lab.methods"} & sys.modules.keys()
     assert "trimmed_sum" not in methods.METHODS
     assert methods.get("trimmed_sum").__module__ == "coin_lab.methods"
-    assert claims.select("coins/*")[0].id == CLAIM
+    (claim,) = claims.select("coins/*")
+    assert claim.id == CLAIM
+    assert claims.check(claim).power.enough
 
 
 def test_its_claim_is_checked(install, capsys):

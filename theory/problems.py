@@ -12,6 +12,7 @@ that limit.
 import functools
 import inspect
 import math
+import re
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -80,7 +81,18 @@ class _UndefinedError(ValueError):
 def _called(function: Callable, args: tuple, kwargs: dict) -> Any:
     """Calls a function with arguments of the annotated types."""
     check_types(function, args, kwargs)
-    return function(*args, **kwargs)
+    try:
+        return function(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        # Also for an error of an inner function, as in `_checked`.
+        if not re.search(r"could not be broadcast|ncompatible shapes for broadcasting", str(error)):
+            raise
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+        shapes = [f"{name} {list(np.shape(x))}" for name, x in given.items() if is_real(x)]
+        raise ValueError(
+            f"{function.__name__}: expected arguments with shapes that are equal or can be "
+            f"broadcast; got {', '.join(shapes)}"
+        ) from error
 
 
 def _checked(function: Callable, args: tuple, kwargs: dict) -> Any:

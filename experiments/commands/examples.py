@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sail_jax import disk
-from sail_jax.cli.options import Parser, add_seed
+from sail_jax.cli.options import Parser, UsageError, add_seed
 from sail_jax.cli.progress import show
 
 
@@ -58,8 +58,10 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         show(f"{args.evaluate}: {texts.bits_per_byte(args.evaluate):.3f} bits per byte")
         return 0
     if args.evaluate is not None:
-        fields = {"seed": int, "tasks": list}
-        record = disk.read_record(args.dir / examples.RECORD, fields)
+        path = args.dir / examples.RECORD
+        if not path.exists():
+            raise UsageError(f"{args.dir} holds no examples; make some: sail-jax examples DIR")
+        record = disk.read_record(path, {"seed": int, "tasks": list})
         grades = examples.evaluate(args.evaluate, seed=record["seed"])
         examples.print_grades({args.evaluate.name: grades})
         return 0

@@ -19,6 +19,28 @@ if TYPE_CHECKING:
     R = TypeVar("R", bound=Result)
 
 
+def admit_last(out: str, args: Namespace) -> None:
+    """Checks the output of a command on any number of inputs, where it is the last path.
+
+    Args:
+      out: The last path.
+
+    Raises:
+      CheckpointError: If it exists and is not replaced. The message mentions that it may be an
+        input, with the output missing.
+    """
+    from sail_jax.checkpoint import CheckpointError
+    from sail_jax.checkpoint.formats.folders import admit, taken
+
+    if not taken(Path(out)):
+        return
+    try:
+        admit(Path(out), (), args.resume, args.force)
+    except CheckpointError as error:
+        hint = f"The last path is the output: if {out} is an input, write the output after it"
+        raise CheckpointError(f"{error}. {hint}") from error
+
+
 def tell(done: "Result") -> None:
     """Prints the notes on an output, and its path."""
     tell_notes(done)

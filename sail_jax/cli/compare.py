@@ -9,7 +9,7 @@ import numpy as np
 
 from sail_jax.cli import saving
 from sail_jax.cli.options import run_options
-from sail_jax.cli.progress import show
+from sail_jax.cli.progress import say, show
 
 if TYPE_CHECKING:
     from sail_jax.checkpoint.operations.trying import Trial
@@ -55,10 +55,12 @@ def run_pairs(args: Namespace) -> None:
     )
     record = described(comparison)
     if examples is not None:
+        say(f"  the models and their average, on {len(examples.inputs)} examples")
         trial = trying.try_average(args.checkpoint, examples, config, run=run)
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}
         record["data"] = {"file": str(args.data), "examples": len(examples.inputs), **about}
     if args.linearity and examples is not None:
+        say("  features of merged weights and merged features, layer by layer")
         found = measure_linearity(
             args.checkpoint, examples, args.base, config, scales=args.scales or SCALES,
             every_layer=args.full, run=run,

@@ -56,6 +56,9 @@ class Parser(argparse.ArgumentParser):
         return super().format_help() + (f"\nexample:\n  {self.example}\n" if self.example else "")
 
     def error(self, message: str) -> NoReturn:
+        if message.endswith("expected one argument"):
+            option = message.partition(":")[0].split("/")[-1].removeprefix("argument ")
+            message += f" (a value that starts with '-' is written {option}=-1)"
         # `argparse` itself would print the usage and exit.
         raise UsageError(f"{message}; see {self.prog} --help")
 

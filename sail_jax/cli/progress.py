@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from sail_jax.checks import escaped, shortened
+from sail_jax.checks import escaped, shortened, storage
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -107,7 +107,7 @@ class Meter:
             bar.update(bar.task_ids[0], completed=done, total=total, description=text)
         elif not self._quiet and time.monotonic() - self._said_at > 10 and done < total:
             self._said_at = time.monotonic()
-            whole = f"{total / 1e9:.2f} GB" if self._unit == "bytes" else f"{total} {self._unit}"
+            whole = storage(total) if self._unit == "bytes" else f"{total} {self._unit}"
             say(f"  {done / total:4.0%} of {whole}  {fitted(what, 70)}")
 
     def tell(self, what: str, detail: str) -> None:

@@ -112,6 +112,12 @@ class Outcome(NamedTuple):
         answer.append(
             f"Merges were chosen on {self.searched} examples and compared on {self.judged} others."
         )
+        chosen_on = {*self.trials[0].examples.tolist()}
+        choosing = sum(trial.examples[0] in chosen_on for trial in self.trials)
+        answer.append(
+            f"Trials: {choosing} to choose the merge ({self.evaluations:.3g} of the budget), and "
+            f"{len(self.trials) - choosing} for the comparison, which the budget does not include."
+        )
         return "\n".join(answer)
 
 

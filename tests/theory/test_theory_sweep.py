@@ -2538,12 +2538,14 @@ def test_every_public_function_refuses_a_wrong_type_for_each_argument():
         if (accepted := annotations.read(parameter.annotation)) is None:
             untyped.add(str(parameter.annotation))
             continue
-        for wrong in (Wrong(), "5")[: 1 + (str not in accepted.classes)]:
+        several = [[0.5, 0.5]] if accepted.numbers and not accepted.arrays else []
+        for wrong in [Wrong(), *["5"] * (str not in accepted.classes), *several]:
             with pytest.raises((TypeError, ValueError)) as found:
                 call(wrong)
             message = str(found.value)
             assert re.match(rf"{parameter.name}(:| must be) ", message), (of, message)
-            assert re.search(r"got (Wrong|<.*Wrong.*>|'5'|'5' \(str\))$", message), (of, message)
+            got = r"got (Wrong|<.*Wrong.*>|'5'|'5' \(str\)|\[0.5, 0.5\] \(list\))$"
+            assert re.search(got, message), (of, message)
             assert "\n" not in message, (of, message)
             tried += 1
     assert tried > 1000

@@ -83,8 +83,14 @@ def phase_diagram(
     spectrum = None if covariance is None else np.asarray(covariance, float)
     if spectrum is not None and spectrum.ndim == 2:
         spectrum = np.asarray(equivalents.eigenbasis(spectrum)[0])
-    d = d if spectrum is None else len(spectrum)
+    if spectrum is not None:
+        if d not in (None, len(spectrum)):
+            raise ValueError(f"d: expected the size of covariance, {len(spectrum)}; got {d}")
+        d = len(spectrum)
     x, samples = _columns(d, loads, n)
+    for name, values in {"thetas": angles, "loads" if n is None else "n": x}.items():
+        if values.ndim != 1 or len(values) < 2 or not (np.diff(values) > 0).all():
+            raise ValueError(f"{name}: expected two or more increasing numbers; got {values}")
     theta, shared = angles[:, None], {"sigma": sigma, "depth": depth}
     if spectrum is not None:
         values = _anisotropic(mode, spectrum, samples, angles, **shared)

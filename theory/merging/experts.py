@@ -298,7 +298,7 @@ def spread_boundary(*, n: ArrayLike, d: ArrayLike, tasks: ArrayLike, sigma: Arra
     0.35
     """
     problems.check("d", d, lambda x: (x >= 1) & (x < np.inf), "a finite dimension >= 1")
-    problems.check("n", np.asarray(n) - np.asarray(d), lambda x: x >= 2, ">= d + 2")
+    problems.check("n", n, lambda x: x >= np.asarray(d) + 2, ">= d + 2")
     problems.check("n", n, lambda x: x < np.inf, "finite")
     problems.check("tasks", tasks, lambda x: (x >= 2) & (x < np.inf), "a finite number >= 2")
     problems.check_sigma(sigma)

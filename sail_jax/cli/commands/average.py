@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from sail_jax.cli.carrying import carry_out, outcome, show_shares
+from sail_jax.cli.carrying import admit_last, carry_out, outcome, show_shares
 from sail_jax.cli.options import (
     Parser,
     add_copying,
@@ -102,6 +102,8 @@ def run(args: Namespace) -> None:
             if ready.write_as != "run":
                 show_shares(args.part, ready)
         return
+    if named:
+        admit_last(last, args)
     operation = partial(carried_out, request, before=lambda ready: show(ready.about()))
     carry_out(args, operation, lambda done: show(outcome(done)))
 

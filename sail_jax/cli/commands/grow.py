@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sail_jax.checks import storage
 from sail_jax.cli.carrying import carry_out, outcome, show_shares, tell_notes
 from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
@@ -214,7 +215,7 @@ def _show(ready: "Growing") -> None:
         sum(math.prod(x.shape) * x.dtype.itemsize for x in tensors)
         for tensors in (base, ready.larger.tensors.values())
     )
-    show(f"reads {before / 1e9:.3f} GB, writes {after / 1e9:.3f} GB in {len(ready.works)} tensors")
+    show(f"reads {storage(before)}, writes {storage(after)} in {len(ready.works)} tensors")
     show(ready.growth.report)
     for note in ready.growth.notes:
         show(f"note: {note}")

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sail_jax.checks import storage
 from sail_jax.cli.carrying import carry_out, outcome, tell_notes
 from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import (
@@ -138,7 +139,7 @@ def _show(ready: "Upcycling") -> None:
     for expert in mixture.shared_experts:
         show(f"  shared expert: {expert.source_model}")
     size = sum(work.size * work.dtype.itemsize for work in ready.works)
-    show(f"writes {size / 1e9:.3f} GB in {len(ready.works)} tensors")
+    show(f"writes {storage(size)} in {len(ready.works)} tensors")
     for note in ready.about["notes"]:
         show(f"note: {note}")
     show(ready.summary())

@@ -132,6 +132,11 @@ REFUSED = {
     "a long run": (["run", "ledger", "--preset", "tiny", "--out", LONG], "File name too long"),
     "a long stored run": (["plot", LONG], "File name too long"),
     "long examples": (["examples", LONG], "File name too long"),
+    "an average without an output": (
+        ["average", "a", "b"],
+        "b exists already; choose another place for the output. The last path is the output: if b",
+    ),
+    "merged adapters without an output": (["lora", "merge", "a", "b"], "The last path is the"),
     "a run that is a loop": (["run", "ledger", "--preset", "tiny", "--out", "loop"], "loop: "),
 }
 OUTPUTS = {LONG: "too long", "loop": "exists already", "loop/x": "loop/x", NOT_UTF8: "in UTF-8"}

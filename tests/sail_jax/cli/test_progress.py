@@ -9,7 +9,7 @@ from sail_jax.cli import progress
 
 @pytest.mark.parametrize(
     ("unit", "total", "says"),
-    [("bytes", 4 * 10**9, "   25% of 4.00 GB  a\n"), ("points", 4, "   25% of 4 points  a\n")],
+    [("bytes", 4 * 10**9, "   25% of 4.0 GB  a\n"), ("points", 4, "   25% of 4 points  a\n")],
 )
 def test_without_a_terminal_a_line_comes_every_ten_seconds(unit, total, says, monkeypatch, capsys):
     times = iter((0.0, 1.0, 11.0, 11.0, 12.0))  # read again when a line is printed

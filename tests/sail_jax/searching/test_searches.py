@@ -335,5 +335,11 @@ def test_the_answer_reads_well():
     assert not outcome.is_merge
     assert text.startswith("Use A. No merge is shown to be better")
     assert "more examples would show" in text
-    assert text.endswith("chosen on 50 examples and compared on 50 others.")
+    *_, examples, trials = text.split("\n")
+    assert examples.endswith("chosen on 50 examples and compared on 50 others.")
+    # The models, the base and the references were scored on both parts, the best merge too.
+    names = [trial.name for trial in outcome.trials]
+    compared = len({*outcome.models, *(names[len(names) - 3 :])})
+    assert trials.startswith(f"Trials: {len(names) - compared} to choose the merge (")
+    assert trials.endswith(f"{compared} for the comparison, which the budget does not include.")
     json.dumps(outcome.models)

@@ -57,3 +57,8 @@ def test_numbers_of_samples_are_the_axis():
         deep_linear.phase_diagram("linear", n=[3])
     with pytest.raises(ValueError, match="loads and n: expected only one"):
         deep_linear.phase_diagram("linear", n=[3], d=5, loads=[0.1])
+    for name, given in ("n", [5]), ("n", [5, 3]), ("thetas", [0.1]), ("loads", 0.5):
+        with pytest.raises(ValueError, match=f"{name}: expected two or more increasing numbers"):
+            deep_linear.phase_diagram("linear", d=10, **{name: given})
+    with pytest.raises(ValueError, match="d: expected the size of covariance, 3; got 4"):
+        deep_linear.phase_diagram("linear", d=4, covariance=np.ones(3))

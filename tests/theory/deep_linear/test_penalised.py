@@ -349,6 +349,13 @@ def test_methods_within_the_error_are_undecided_and_texts_are_refused():
         advice.advise(n=30, d="60", theta=0.4, sigma=0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=r"beta_s must be an array; got \['1'\] \(list\)"):
         advice.advise_tasks(["1"], [1.0], n=3, sigma=0.1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"theta must be a real number; got ndarray of shape"):
+        advice.advise(n=30, d=60, theta=np.ones(2), sigma=0.1)  # pyright: ignore[reportArgumentType]
+    unknown = {"covariance": np.eye(1), "n": 3, "sigma": 0.1}
+    with pytest.raises(TypeError, match=r"advise_tasks has no argument 'covariance' .*, inputs, "):
+        advice.advise_tasks([1.0], [1.0], **unknown)
+    with pytest.raises(ValueError, match=r"best_risk: .* broadcast; got n \[2\], d \[\], .* \[3\]"):
+        penalised.best_risk(n=[3, 4], d=9, distance=1.0, sigma=[0.1, 0.2, 0.3])
 
 
 def test_training_that_stops_has_its_best_multiple_of_the_source():

@@ -7,7 +7,7 @@ from argparse import Namespace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sail_jax.cli.carrying import carry_out, tell
+from sail_jax.cli.carrying import admit_last, carry_out, tell
 from sail_jax.cli.factors import add_factors, table
 from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import Parser, add_set, arguments, on_inputs, weights
@@ -51,6 +51,7 @@ def run(args: Namespace) -> None:
         raise ValueError("adapters or OUT are missing: sail-jax lora merge A B OUT")
     if args.set and args.method is None:
         raise ValueError(f"--set {min(dict(args.set))} needs --method")
+    admit_last(out, args)
     given = arguments(args, "paths", "set", "full") | dict(args.set)
 
     def told(done: "MergedAdapters") -> None:
