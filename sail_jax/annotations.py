@@ -72,9 +72,10 @@ def check_types(function: Callable[..., Any], args: tuple, kwargs: Mapping[str, 
     try:
         given = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        unknown = [word for word in kwargs if word not in signature.parameters]
-        if unknown and "unexpected keyword" in str(error):
-            names = nearest(unknown[0], signature.parameters)
+        parameters = signature.parameters
+        open_ended = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in parameters.values())
+        if (unknown := [word for word in kwargs if word not in parameters]) and not open_ended:
+            names = nearest(unknown[0], parameters)
             raise TypeError(f"{function.__name__} has no argument {unknown[0]!r}{names}") from error
         return  # the call itself raises a better message
     for name, expected in known.items():

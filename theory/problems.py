@@ -74,6 +74,10 @@ def _replaced(function: Callable, check: Callable) -> Callable:
     return functools.update_wrapper(made, function)
 
 
+class _ShapesError(ValueError):
+    """Raised if arguments have shapes that do not fit each other."""
+
+
 class _UndefinedError(ValueError):
     """Raised if a result is not a number."""
 
@@ -85,13 +89,16 @@ def _called(function: Callable, args: tuple, kwargs: dict) -> Any:
         return function(*args, **kwargs)
     except (TypeError, ValueError) as error:
         # Also for an error of an inner function, as in `_checked`.
-        if not re.search(r"could not be broadcast|ncompatible shapes for broadcasting", str(error)):
+        raw = re.search(r"could not be broadcast|ncompatible shapes for broadcasting", str(error))
+        if not (raw or isinstance(error, _ShapesError)):
             raise
         given = inspect.signature(function).bind(*args, **kwargs).arguments
-        shapes = [f"{name} {list(np.shape(x))}" for name, x in given.items() if is_real(x)]
-        raise ValueError(
+        shapes = {name: getattr(x, "shape", ()) for name, x in given.items()}
+        shapes |= {name: (len(x),) for name, x in given.items() if isinstance(x, list | tuple)}
+        named = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items() if shape)
+        raise _ShapesError(
             f"{function.__name__}: expected arguments with shapes that are equal or can be "
-            f"broadcast; got {', '.join(shapes)}"
+            f"broadcast; got {named}"
         ) from error
 
 

@@ -63,7 +63,8 @@ def overlap(features: Float[Array, "d k"], target: Float[Array, "d m"]) -> Overl
     U, B = jnp.asarray(features, dtype=float), jnp.asarray(target, dtype=float)
     if U.ndim != 2 or B.ndim != 2 or U.shape[0] != B.shape[0] or U.shape[1] > U.shape[0]:
         raise ValueError(
-            f"features [d, k] and target [d, m] must share d >= k; got {U.shape} and {B.shape}"
+            "features and target must be matrices [d, k] and [d, m] with one d >= k; got shapes "
+            f"{U.shape} and {B.shape}"
         )
     problems.check_squares("target", B)
     slack = 100 * U.shape[0] ** 0.5 * float(jnp.finfo(U.dtype).eps)

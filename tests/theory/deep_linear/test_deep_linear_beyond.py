@@ -281,7 +281,7 @@ def test_principal_angles_are_accurate_at_both_ends():
     ("call", "message"),
     [
         (lambda: subspace.overlap(np.ones((4, 2)), np.ones((4, 1))), "orthonormal columns"),
-        (lambda: subspace.overlap(np.eye(4)[:, :2], np.ones((3, 1))), "must share d >= k"),
+        (lambda: subspace.overlap(np.eye(4)[:, :2], np.ones((3, 1))), "with one d >= k"),
         (lambda: subspace.overlap(np.eye(4), np.full((4, 1), np.nan)), "target must be finite"),
         (lambda: subspace.overlap_from_angles(np.ones(3), 2, 2), r"min\(k, m\) angles"),
         (lambda: subspace.overlap_from_angles(np.array([2.0]), 1, 1), r"angles must be in"),
