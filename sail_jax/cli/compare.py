@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sail_jax.cli import saving
+from sail_jax.cli.kernels import remember_kernels
 from sail_jax.cli.options import run_options
 from sail_jax.cli.progress import say, show
 
@@ -55,6 +56,7 @@ def run_pairs(args: Namespace) -> None:
     )
     record = described(comparison)
     if examples is not None:
+        remember_kernels()
         say(f"  the models and their average, on {len(examples.inputs)} examples")
         trial = trying.try_average(args.checkpoint, examples, config, run=run)
         about = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in _items(trial)}

@@ -103,7 +103,12 @@ class Averaging(Ready[AveragedRun]):
           Several lines.
         """
         numbers = [step.number for step in self.steps]
-        names = [step.path.name if step.number is None else str(step.number) for step in self.steps]
+        paths = [step.path for step in self.steps]
+        alike = len({path.name for path in paths}) < len(paths)
+        names = [
+            str((path if alike else path.name) if number is None else number)
+            for path, number in zip(paths, numbers, strict=True)
+        ]
         width = max(4, *map(len, names))
         lines = [f"{'step':>{width}}  {'c':>9}  {'d':>9}"]
         for name, c, d in zip(names, self.weights, self.decay, strict=True):

@@ -411,7 +411,7 @@ BAD = {
     "features must have linearly independent": lambda: advice.advise_features(
         np.ones((9, 2)), np.ones((9, 1)), n=5, sigma=0.1
     ),
-    "must be matrices": lambda: advice.advise_features(np.eye(9, 2), np.ones((8, 1)), n=5, sigma=0.1),
+    "be matrices": lambda: advice.advise_features(np.eye(9, 2), np.ones((8, 1)), n=5, sigma=0.1),
     "y must depend linearly on x": lambda: advice.advise_sample(
         np.ones((50, 3)), np.zeros(50), np.ones(3)
     ),

@@ -436,6 +436,18 @@ def test_what_only_older_checkpoints_have_and_running_statistics_are_named(tmp_p
     assert capsys.readouterr().out.count("\nnote: ") == 3
 
 
+def test_checkpoints_of_one_name_are_told_apart(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/last", "b/last", "b/first"):
+        save_checkpoint(name, {"w": np.ones(2, np.float32)})
+    assert main(["average", "a/last", "b/last", "out", "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert "a/last   0.500000" in said
+    assert "b/last   0.500000" in said
+    assert main(["average", "a/last", "b/first", "out", "--plan"]) == 0
+    assert "\n last   0.500000" in capsys.readouterr().out
+
+
 def test_command(run, tmp_path, capsys):
     folder, _ = run
     assert main(["average", str(folder), "--last", "2", "--plan", "--full"]) == 0
