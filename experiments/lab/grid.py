@@ -295,7 +295,7 @@ def compute(
     with _claimed(path, grid, resume) as record:
         if record["status"] == "unfinished":
             _compute_points(path, grid, record, on, progress, Parts(path / METRICS, callback))
-            _finish(path, grid, record)
+            _finish(path, grid, record, progress)
         return reopen(path)
 
 
@@ -545,19 +545,21 @@ def _open(point: _Point) -> store.Run:
         time.sleep(1)
 
 
-def _finish(path: Path, grid: Grid, record: Mapping[str, Any]) -> None:
+def _finish(path: Path, grid: Grid, record: Mapping[str, Any], progress: bool) -> None:
     """Combines the results of all points, and marks the grid as finished."""
     from experiments.lab import grid_dataset
 
     results, devices, seconds = [], [], 0.0
-    for name, config in grid.points.items():
-        run = _stored(path / POINTS / name, config, record)
-        if run is None:
-            raise StoreError(f"{path / POINTS / name} is lost; compute it again with --resume")
-        results.append(store.load_result(run.path, run.record))
-        seconds += float(results[-1].attrs["wall_seconds"])
-        if run.record["device"] not in devices:
-            devices.append(run.record["device"])
+    with Meter(quiet=not progress, unit="points") as meter:
+        for name, config in grid.points.items():
+            meter(len(results), len(grid.points), f"{name}: reading")
+            run = _stored(path / POINTS / name, config, record)
+            if run is None:
+                raise StoreError(f"{path / POINTS / name} is lost; compute it again with --resume")
+            results.append(store.load_result(run.path, run.record))
+            seconds += float(results[-1].attrs["wall_seconds"])
+            if run.record["device"] not in devices:
+                devices.append(run.record["device"])
     first = next(iter(grid.points.values()))
     about = {field: _about(first, field) for field in grid.axes}
     combined = grid_dataset.combined(grid.axes, results, about)

@@ -1,5 +1,6 @@
 """Grids of runs: every point is computed once, and the result does not depend on how."""
 
+import contextlib
 import json
 import shlex
 import time
@@ -105,6 +106,15 @@ def test_every_combination_is_a_run_and_the_result_has_them_in_order(study, tmp_
     assert result.record["devices"] == [store.reopen(run.path).record["device"]]
     with Unchanged(tmp_path / "g"):
         assert grid.reopen(tmp_path / "g").dataset.identical(data)
+
+
+def test_reading_the_results_of_many_points_is_shown(study, tmp_path, monkeypatch):
+    seen = []
+    meter = contextlib.nullcontext(lambda *step: seen.append(step))
+    monkeypatch.setattr(grid, "Meter", lambda **options: meter)
+    computed(tmp_path / "g")
+    read = [(k, 4, f"seed={seed},sigma={sigma}: reading") for k, (seed, sigma) in enumerate(PLACES)]
+    assert seen[-4:] == read
 
 
 class Unchanged:
