@@ -355,7 +355,7 @@ def test_methods_within_the_error_are_undecided_and_texts_are_refused():
     with pytest.raises(TypeError, match=r"advise_tasks has no argument 'covariance' .*, inputs, "):
         advice.advise_tasks([1.0], [1.0], **unknown)
     with pytest.raises(TypeError, match=r"scratch_risk has no argument .dim. .known: n, d, "):
-        dl.scratch_risk(n=3, dim=4, sigma=0.1)  # pyright: ignore[reportCallIssue]
+        dl.scratch_risk(n=3, dim=4, sigma=0.1)
     with pytest.raises(ValueError, match=r"best_risk: .* broadcast; got n \[2\], sigma \[3\]$"):
         penalised.best_risk(n=[3, 4], d=9, distance=1.0, sigma=[0.1, 0.2, 0.3])
 
