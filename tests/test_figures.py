@@ -135,10 +135,21 @@ def test_pictures_are_kept_small(tmp_path):
 
     run = tmp_path / "ledger"
     run.mkdir()
-    Image.new("RGB", (2000, 1000), "white").save(run / "ledger.png")
+    Image.new("RGB", (1500, 750), "white").save(run / "ledger.png")
     assert gallery.keep(tmp_path, tmp_path / "kept") == ["ledger"]
     with Image.open(tmp_path / "kept" / "ledger.png") as image:
         assert image.size == (gallery.WIDTH, gallery.WIDTH // 2)
+
+
+def test_a_picture_too_wide_to_read_on_a_page_is_refused(tmp_path):
+    """Text of 9 points has 9.5 pixels if 1500 are shown as 760."""
+    from PIL import Image
+
+    run = tmp_path / "ledger"
+    run.mkdir()
+    Image.new("RGB", (1501, 700), "white").save(run / "ledger.png")
+    with pytest.raises(ValueError, match=r"ledger\.png: 1501 pixels wide, .* at most 1500"):
+        gallery.keep(tmp_path, tmp_path / "kept")
 
 
 def test_the_page_on_performance_is_made_of_its_records():

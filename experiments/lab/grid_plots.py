@@ -51,20 +51,15 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     measures, roles = _measures(dataset), _roles(dataset)
     if not measures:
         return {}
-    columns = min(COLUMNS, len(measures))
-    rows = -(-len(measures) // columns)
-    figure, axes = style.figure(rows, columns, width=3.8, height=3.0)
-    for ax in axes.flat[len(measures) :]:
-        ax.remove()
-    for ax, (name, values) in zip(axes.flat, measures.items(), strict=False):
+    figure, axes = style.panels(len(measures), COLUMNS, width=3.8, height=3.0)
+    for ax, (name, values) in zip(axes, measures.items(), strict=True):
         _panel(ax, dataset, values, roles)
         ax.set(title=style.literal(name), ylabel=_label(dataset[name], values))
     if roles.repeated:
         count = dataset.sizes[REPEATED]
         figure.suptitle(f"means over {count} seeds, with 95 % intervals", fontsize=style.points(10))
     if roles.lines:
-        drawn = list(axes.flat[: len(measures)])
-        legend(figure, *drawn, ncols=min(4, len(drawn[0].get_lines())))
+        legend(figure, *axes, ncols=min(4, len(axes[0].get_lines())))
     return {"sweep": figure}
 
 

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 from matplotlib import style as styles
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.offsetbox import HPacker
 from matplotlib.text import Text
 
 from sail_jax.checks import argument, described, nearest, one_of
@@ -128,6 +131,7 @@ def fit(figure: Figure, inches: float) -> None:
     """Gives a figure another width.
 
     A narrower figure gets smaller text, but not below 2/3, and a height that leaves room for it.
+    Legends of the figure get fewer columns if they are wider.
 
     Args:
       figure: The figure, which is modified.
@@ -144,6 +148,22 @@ def fit(figure: Figure, inches: float) -> None:
     for axis, size in ticks:
         # Ticks that are made while drawing have this size.
         axis.set_tick_params(labelsize=scale * size)
+    for legend in figure.legends:
+        _fold(figure, legend)
+
+
+def _fold(figure: Figure, legend: Legend) -> None:
+    """Removes columns of a legend until it is no wider than the figure, or one is left."""
+    # The box of all columns comes after the boxes inside it.
+    columns = cast(HPacker, legend.findobj(HPacker)[-1]).get_children()
+    entries = [entry for column in columns for entry in column.get_children()]
+    figure.draw_without_rendering()
+    while len(columns) > 1 and legend.get_window_extent().width > figure.bbox.width:
+        columns.pop()
+        parts = np.array_split(np.arange(len(entries)), len(columns))
+        for column, part in zip(columns, parts, strict=True):
+            column.get_children()[:] = [entries[i] for i in part]
+        figure.draw_without_rendering()
 
 
 def rendered(figure: Figure, format: str) -> bytes:

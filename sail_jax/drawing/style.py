@@ -67,6 +67,31 @@ def figure(
     return fig, axes
 
 
+def panels(
+    count: int, columns: int, *, wide: bool = False, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Makes a figure of styled axes in rows, of which the last may have fewer.
+
+    Args:
+      count: The number of axes.
+      columns: The largest number of axes in a row.
+      wide: Whether the last axes take the rest of their row, which is empty otherwise.
+      options: Options of `figure`.
+
+    Returns:
+      The figure, and its axes in reading order.
+    """
+    columns = min(count, columns)
+    fig, grid = figure(-(-count // columns), columns, **options)
+    axes = list(grid.flat)
+    for spare in axes[count:]:
+        spare.remove()
+    if wide:
+        rest = axes[count - 1].get_gridspec()[-1, (count - 1) % columns :]
+        axes[count - 1].set_subplotspec(rest)
+    return fig, axes[:count]
+
+
 def points(size: float) -> float:
     """Scales a font size with `rcParams["font.size"]`, which is 10 by default.
 

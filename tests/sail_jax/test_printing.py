@@ -89,6 +89,34 @@ def test_a_column_of_a_journal_keeps_text_readable(width, scale):
     assert min(found.values()) > 5
 
 
+@pytest.mark.parametrize(("count", "columns", "left"), [(5, 5, 2), (3, 1, 1), (2, 2, 2)])
+def test_a_legend_wider_than_a_column_of_a_journal_gets_fewer_columns(count, columns, left):
+    figure, axes = style.figure()
+    names = [f"line {k} of all" for k in range(count)]
+    handles = [axes[0, 0].plot([0, 1])[0] for _ in names]
+    legend = figure.legend(handles, names, ncols=columns, loc="outside lower center", fontsize=12)
+    printing.fit(figure, printing.COLUMNS["single"])
+    assert legend.get_window_extent().width <= figure.bbox.width
+    places = {text.get_text(): text.get_window_extent() for text in legend.get_texts()}
+    assert len({round(box.x0) for box in places.values()}) == left
+    first = [name for name, box in places.items() if box.x0 == places[names[0]].x0]
+    assert first == names[: -(-count // left)]  # down the columns, as before
+
+
+def test_panels_fill_rows_and_the_last_may_take_the_rest():
+    figure, axes = style.panels(5, 3, width=2.0, height=1.5)
+    assert figure.get_size_inches() == pytest.approx([6.0, 3.0])
+    assert figure.axes == axes
+    places = [(ax.get_subplotspec().rowspan.start, ax.get_subplotspec().colspan) for ax in axes]
+    assert places[2:] == [(0, range(2, 3)), (1, range(1)), (1, range(1, 2))]
+    _, axes = style.panels(5, 3, wide=True)
+    assert axes[-1].get_subplotspec().colspan == range(1, 3)
+    assert axes[-2].get_subplotspec().colspan == range(1)
+    figure, axes = style.panels(1, 3, wide=True, width=2.0)
+    assert len(axes) == 1
+    assert figure.get_size_inches()[0] == 2.0
+
+
 def test_a_wider_figure_keeps_its_text():
     figure, _ = style.figure()
     printing.fit(figure, 8.4)

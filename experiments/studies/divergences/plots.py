@@ -1,4 +1,4 @@
-"""The figure of `divergences`."""
+"""The figures of `divergences`."""
 
 from math import pi
 
@@ -15,18 +15,20 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws transferability against each distance.
 
-    Returns the figure "divergences": distances of the laws (top), estimates of W_1 from samples
-    (bottom), and all loads in one panel.
+    Returns the figures "divergences", distances of the laws, with all loads in one panel; and
+    "samples", estimates of W_1 from samples.
     """
-    figure, axes = style.figure(2, 3, width=4.0, height=3.5)
-    _against(axes[0, 0], dataset, "kl", "(a) KL divergence, exact")
-    _against(axes[0, 1], dataset, "w1", "(b) Wasserstein-1 of the laws")
-    _against(axes[0, 2], dataset, "dudley", "(c) Dudley metric of the laws")
-    for ax, letter, norm in zip(axes[1], "de", NORMS, strict=False):
+    laws, axes = style.panels(4, 2, width=4.8, height=3.4)
+    _against(axes[0], dataset, "kl", "(a) KL divergence, exact")
+    _against(axes[1], dataset, "w1", "(b) Wasserstein-1 of the laws")
+    _against(axes[2], dataset, "dudley", "(c) Dudley metric of the laws")
+    _loads(axes[3], dataset)
+    legend(laws, axes[1], ncols=2)
+    samples, axes = style.panels(len(NORMS), 2, width=4.8, height=3.6)
+    for ax, letter, norm in zip(axes, "ab", NORMS, strict=True):
         _against_samples(ax, dataset, norm, letter)
-    _loads(axes[1, 2], dataset)
-    legend(figure, axes[0, 1], ncols=3)
-    return {"divergences": figure}
+    legend(samples, axes[0], ncols=4)
+    return {"divergences": laws, "samples": samples}
 
 
 def _simulated(ax: Axes, x: np.ndarray, dataset: xr.Dataset, x_error=None) -> None:
@@ -74,11 +76,12 @@ def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> N
     first = dataset.isel(load=0)
     estimates = first.sampled_w1.sel(norm=norm)
     wide = np.broadcast_to(first.theta > pi / 2 + 1e-6, estimates.shape)
-    for i, mode in enumerate(MODES):
+    for i, (mode, words) in enumerate(MODES.items()):
         gain = np.broadcast_to(first.gain_mean.sel(mode=mode), estimates.shape)
-        for mask, face in ((~wide, style.PALETTE[i]), (wide, "white")):
-            x = estimates.values[mask]
-            ax.plot(x, gain[mask], "o", ms=3.5, mew=0.8, color=style.PALETTE[i], mfc=face)
+        look = {"ms": 3.5, "mew": 0.8, "color": style.PALETTE[i]}
+        for mask, face, range_ in ((~wide, style.PALETTE[i], "≤"), (wide, "white", ">")):
+            x, label = estimates.values[mask], f"{words}, θ {range_} 90°"
+            ax.plot(x, gain[mask], "o", mfc=face, label=label, **look)
     floor = estimates.isel(theta=0)
     ax.axvspan(float(floor.min()), float(floor.max()), color=style.FAINT, alpha=0.25, lw=0)
     low, high = ax.get_ylim()  # leaves space for the note below all points
@@ -91,6 +94,7 @@ def _against_samples(ax: Axes, dataset: xr.Dataset, norm: str, letter: str) -> N
         fontsize=style.points(8),
         color=style.INK,
     )
+    ax.locator_params("x", nbins=5)  # their labels have many digits
     n, d = np.ravel(dataset.attrs["n"])[0], dataset.attrs["d"]
     _finish(
         ax, f"({letter}) $W_1$ of {n} samples in $d$ = {d}", f"estimate of $W_1$, {norm} metric"
@@ -107,7 +111,7 @@ def _loads(ax: Axes, dataset: xr.Dataset) -> None:
     ax.plot([], [], "-", color=style.INK, label=MODES["linear"])
     ax.plot([], [], "--", color=style.INK, label=MODES["fine_tuning"])
     ax.legend(fontsize=style.points(8), frameon=False, loc="lower left")
-    _finish(ax, "(f) one distance, either sign", dataset.kl.attrs["long_name"])
+    _finish(ax, "(d) one distance, either sign", dataset.kl.attrs["long_name"])
 
 
 def _finish(ax: Axes, title: str, xlabel: str) -> None:

@@ -1,4 +1,4 @@
-"""The figure of `merge_or_pool`."""
+"""The figures of `merge_or_pool`."""
 
 import numpy as np
 import xarray as xr
@@ -20,28 +20,31 @@ LABELS = {
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws where averaged experts are better than pooled training, and three weights.
 
-    Returns the figure "diagram". Colours and dashed lines are theory, and dots are random data.
+    Returns the figures "diagram" and "weights". Colours and dashed lines are theory, and dots are
+    random data.
     """
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.5, height=3.9)
+    diagram, ((left, right),) = style.figure(1, 2, width=4.8, height=4.1)
     _map(left, dataset, "plain", "load", "(a) least squares")
     left.plot(dataset.fine_load, dataset.line, "--", color=style.INK, lw=1.6,
               label="average = pooled, in theory")  # fmt: skip
-    _map(middle, dataset, "tuned", "few_load", "(b) best penalties, best scale")
+    _map(right, dataset, "tuned", "few_load", "(b) best penalties, best scale")
     x, y = dataset.fine_few_load, dataset.fine_spread
-    middle.contour(x, y, dataset.tuned_map.T, levels=[0], colors=style.INK, linestyles="--")
-    middle.contour(
+    right.contour(x, y, dataset.tuned_map.T, levels=[0], colors=style.INK, linestyles="--")
+    right.contour(
         x, y, dataset.tuned_experts.T, levels=[0], colors=style.PALETTE[2], linestyles=":",
         linewidths=2,
     )  # fmt: skip
-    middle.plot([], [], ":", lw=2, color=style.PALETTE[2], label="expert = pooled model, own task")
-    _curved(right, dataset)
+    right.plot([], [], ":", lw=2, color=style.PALETTE[2], label="expert = pooled model, own task")
+    weights, ((ax,),) = style.figure(width=6.4, height=4.2)
+    _curved(ax, dataset)
     about = dataset.attrs
     title = (
         f"$d$ = {about['d']}, {about['tasks']} tasks, $σ$ = {about['sigma']:g}; dots: "
         f"{about['draws']} data sets each, shared by both sides of a dot"
     )
-    legend(figure, left, middle, right, ncols=3, title=title)
-    return {"diagram": figure}
+    legend(diagram, left, right, ncols=2, title=title)
+    legend(weights, ncols=2)
+    return {"diagram": diagram, "weights": weights}
 
 
 def _map(ax: Axes, dataset: xr.Dataset, name: str, load: str, title: str) -> None:
@@ -88,6 +91,6 @@ def _curved(ax: Axes, dataset: xr.Dataset) -> None:
         ylim=(0, None),
         xlabel="angle between curvatures (degrees)",
         ylabel="mean excess risk",
-        title=f"(c) weights, $n/d$ = {about['curved_load']:g}, spread "
-        f"{about['curved_spread']:g} $σ^2$",
+        title=f"$n/d$ = {about['curved_load']:g}, spread {about['curved_spread']:g} $σ^2$; "
+        f"dashed: theory; dots: {about['draws']} data sets\n(± 1 s.e.), shared by the weights",
     )

@@ -1,5 +1,7 @@
-"""The figures of `merging_scaling`, with one row of panels for each law."""
+"""The figures of `merging_scaling`, with panels for each law."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +21,17 @@ if TYPE_CHECKING:
 def plot(dataset: "xr.Dataset") -> "dict[str, Figure]":
     """Draws the figures of a finished run.
 
-    It returns `excess`, the excess in the testbed and the networks' loss and accuracy; and
+    It returns `excess`, the excess in the testbed; `loss` and `accuracy` of networks; and
     `stability` in both.
     """
     if "network" in dataset.attrs:
         return {"experts": _experts_figure(dataset)}
-    return {"excess": _excess_figure(dataset), "stability": _stability_figure(dataset)}
+    return {
+        "excess": _laws(dataset, "excess risk", _excess),
+        "loss": _laws(dataset, "test loss", _loss),
+        "accuracy": _laws(dataset, "test accuracy", partial(_merges, name="accuracy")),
+        "stability": _stability_figure(dataset),
+    }
 
 
 def _experts_figure(dataset: "xr.Dataset") -> "Figure":
@@ -47,33 +54,44 @@ def _experts_figure(dataset: "xr.Dataset") -> "Figure":
     return figure
 
 
-def _excess_figure(dataset: "xr.Dataset") -> "Figure":
-    """Draws the excess of the testbed, and loss and accuracy of networks, by law."""
+def _laws(
+    dataset: "xr.Dataset", label: str, draw: "Callable[[Axes, xr.Dataset], None]"
+) -> "Figure":
+    """Draws a panel for each law, with the quantity `label` along y."""
     laws = dataset["law"].values.astype(str)
-    figure, axes = style.figure(len(laws), 3, width=3.7, height=2.5)
-    for (bed, loss, accuracy), law in zip(axes, laws, strict=True):
+    figure, axes = style.panels(len(laws), 3, width=3.2, height=2.7)
+    for ax, law in zip(axes, laws, strict=True):
         at = dataset.sel(law=law)
-        x = at["value"].values
-        _testbed_lines(bed, at, "excess")
-        bed.plot(x, at["testbed_dare_excess"], color=style.PALETTE[2], ls="--", label="exact, DARE")
-        for ax, name in ((loss, "loss"), (accuracy, "accuracy")):
-            for i, merge in enumerate(dataset["merge"].values.astype(str)):
-                _bars(ax, x, at[name].sel(merge=merge), style.PALETTE[i], f"{merge} (± s.e.)")
-        loss.set_yscale("log")
-        loss.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
-        loss.yaxis.set_major_formatter("{x:g}")
-        ends = np.log10(at["network_bound_excess"].values[[0, -1]])
-        words = "Theorem 3, off the scale: $10^{{{:.1f}}}$ to $10^{{{:.1f}}}$".format(*ends)
-        loss.text(0.02, 1.0, words, fontsize=style.points(8), va="bottom", transform=loss.transAxes)
-        for ax in (bed, loss, accuracy):
-            _dress(ax, law, x)
-        bed.set_ylabel("excess risk")
-        loss.set_ylabel("test loss")
-        accuracy.set_ylabel("test accuracy")
-    for ax, title in zip(axes[0], ("quadratics", "networks", "networks"), strict=True):
-        ax.set_title(title, pad=16)
-    legend(figure, *axes[0, :2], ncols=4, where="upper center")
+        draw(ax, at)
+        _dress(ax, law, at["value"].values)
+        ax.set_ylabel(label)
+    legend(figure, axes[0], ncols=5, where="upper center")
     return figure
+
+
+def _excess(ax: "Axes", at: "xr.Dataset") -> None:
+    """Draws the excess of the testbed's merges, and their bounds."""
+    _testbed_lines(ax, at, "excess")
+    dare = at["testbed_dare_excess"]
+    ax.plot(at["value"], dare, color=style.PALETTE[2], ls="--", label="exact, DARE")
+
+
+def _loss(ax: "Axes", at: "xr.Dataset") -> None:
+    """Draws the loss of merged networks, and says how large the bound is."""
+    _merges(ax, at, "loss")
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    ax.yaxis.set_major_formatter("{x:g}")
+    ends = np.log10(at["network_bound_excess"].values[[0, -1]])
+    words = "Theorem 3, off the scale: $10^{{{:.1f}}}$ to $10^{{{:.1f}}}$".format(*ends)
+    ax.set_title(words, fontsize=style.points(8))
+
+
+def _merges(ax: "Axes", at: "xr.Dataset", name: str) -> None:
+    """Draws loss or accuracy of merged networks."""
+    for i, merge in enumerate(at["merge"].values.astype(str)):
+        of_merge = at[name].sel(merge=merge)
+        _bars(ax, at["value"].values, of_merge, style.PALETTE[i], f"{merge} (± s.e.)")
 
 
 def _stability_figure(dataset: "xr.Dataset") -> "Figure":

@@ -30,7 +30,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
     """
     cost = dataset.attrs["diagram"] == "misalignment"
     label = "cost of the last pre-training, of $|A|^2$" if cost else "pre-training loss afterwards"
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=3.9)
+    figure, (left, right, below) = style.panels(3, 2, wide=True, width=4.8, height=3.7)
     top = float(max(dataset.loss_theory.max(), dataset.loss_mean.max()))
     # Losses range over decades, costs start at 0.
     scale = (
@@ -40,7 +40,7 @@ def _diagram(dataset: xr.Dataset) -> Figure:
     )
     maps = (
         (left, dataset.x, dataset.row, dataset.loss_theory, "closed form", None),
-        (middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset), label),
+        (right, dataset.cell_x, dataset.cell_row, dataset.loss_mean, _networks(dataset), label),
     )
     for ax, x, y, values, title, bar in maps:
         drawn = {"x": x.values, "y": y.values, "also": dataset.loss_theory.values}
@@ -57,29 +57,29 @@ def _diagram(dataset: xr.Dataset) -> Figure:
             ylim=(y.values[0], y.values[-1]),
         )
     if cost:
-        _contour(middle, dataset.cell_x, dataset.cell_row, dataset.loss_mean, "solid")
+        _contour(right, dataset.cell_x, dataset.cell_row, dataset.loss_mean, "solid")
     else:
         best, low, high = best_times(dataset)
         bars = (best - low, high - best)
-        middle.errorbar(best, dataset.cell_row, xerr=bars, fmt="o-", ms=4, lw=1.4, color="white")
+        right.errorbar(best, dataset.cell_row, xerr=bars, fmt="o-", ms=4, lw=1.4, color="white")
     _legend(figure, "from here on it costs" if cost else "best time; after it, more hurts", cost)
     for i, row in enumerate(dataset.cell_row.values):
         color = style.PALETTE[i % len(style.PALETTE)]
         curve = dataset.loss_theory.interp(row=row)
-        right.plot(dataset.x, curve, color=color, label=f"{row:.3g}")
+        below.plot(dataset.x, curve, color=color, label=f"{row:.3g}")
         at = dataset.sel(cell_row=row)
         bars = at.loss_std / np.sqrt(dataset.attrs["seeds"])
-        right.errorbar(dataset.cell_x, at.loss_mean, bars, fmt="o", ms=3.5, lw=1, color=color)
-    # Its vertical axis shows the quantity of the colours, so the colour bar's label serves both.
-    right.set(
+        below.errorbar(dataset.cell_x, at.loss_mean, bars, fmt="o", ms=3.5, lw=1, color=color)
+    below.set(
         xlabel=dataset.x.attrs["long_name"],
-        title=f"{label}\nlines: theory; dots: networks ± 1 s.e., shared by the lines",
+        ylabel=label,
+        title="lines: theory; dots: networks ± 1 s.e., shared by the lines",
         ylim=(0, None),
     )
     if not cost:
-        for ax in (left, middle, right):
+        for ax in (left, right, below):
             style.logarithmic(ax, "x")
-    right.legend(
+    below.legend(
         title=dataset.row.attrs["long_name"],
         frameon=False,
         fontsize=style.points(8),
@@ -102,7 +102,6 @@ def _legend(figure: Figure, line: str, cost: bool) -> None:
         [Line2D([], [], ls="--", **look), Line2D([], [], marker="" if cost else "o", **look)],
         [f"{line}: closed form", f"{line}: networks{bars}"],
         loc="outside lower left",
-        ncols=2,
         fontsize=style.points(9),
         facecolor="#8C8C8C",
         labelcolor="white",

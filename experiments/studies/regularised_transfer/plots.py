@@ -1,4 +1,4 @@
-"""The figure of `regularised_transfer`."""
+"""The figures of `regularised_transfer`."""
 
 from typing import Any
 
@@ -19,17 +19,19 @@ LINE: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws which strategies gain over ridge regression, and where.
 
-    Returns the figure "regularised": a map for each strategy, slices of all maps, the boundary of
-    L2-SP by the source's samples, and a source that helps only with few data.
+    Returns the figures "regularised", a map for each strategy, and slices of all maps; and
+    "sources", the boundary of L2-SP by the source's samples, and a source that helps only with few
+    data.
     """
-    figure, axes = style.figure(2, 3, width=4.4, height=3.7)
-    for ax, way in zip(axes[0], dataset.way.values, strict=True):
+    maps, (*axes, last) = style.panels(dataset.sizes["way"] + 1, 2, width=4.8, height=3.6)
+    for ax, way in zip(axes, dataset.way.values, strict=True):
         _map(ax, dataset, str(way))
-    _slices(axes[1, 0], dataset)
-    _sources(axes[1, 1], dataset)
-    _unequal(axes[1, 2], dataset)
-    legend(figure, axes[0, 0], ncols=2)
-    return {"regularised": figure}
+    _slices(last, dataset)
+    legend(maps, axes[0], ncols=2)
+    sources, ((left, right),) = style.figure(1, 2, width=4.8, height=3.8)
+    _sources(left, dataset)
+    _unequal(right, dataset)
+    return {"regularised": maps, "sources": sources}
 
 
 def _map(ax: Axes, dataset: xr.Dataset, way: str) -> None:

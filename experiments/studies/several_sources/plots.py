@@ -1,4 +1,4 @@
-"""The figure of `several_sources`."""
+"""The figures of `several_sources`."""
 
 from typing import Any
 
@@ -23,55 +23,58 @@ ORDERS = {"random": "random subspace", "first": "largest parts first"}
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws risks by the weights, by the covariance of the source and by the moving directions.
 
-    Returns the figure "sources": dashed lines are theory, and points are means over draws with
-    their standard errors.
+    Returns the figures "sources", "covariance" and "rank". Dashed lines are theory, and points are
+    means over draws with their standard errors.
     """
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.3, height=4.0)
+    panels = {
+        "sources": (_weights, "at each noise"),
+        "covariance": (_covariances, "by start and fine-tuned"),
+        "rank": (_ranks, "by the ordered directions"),
+    }
+    figures, about = {}, dataset.attrs
+    for name, (draw, sharing) in panels.items():
+        figures[name], ((ax,),) = style.figure(width=6.4, height=4.2)
+        draw(ax, dataset)
+        ax.legend(frameon=False, fontsize=style.points(9))
+        ax.set_title(
+            f"$d$ = {about['d']}, $σ$ = {about['sigma']:g}; dashed: theory; points: least squares\n"
+            f"on {about['draws']} data sets (± 1 s.e.), shared {sharing}"
+        )
+    return figures
+
+
+def _weights(ax: Axes, dataset: xr.Dataset) -> None:
+    """Draws the risk after fine-tuning by the rule for the weights of two sources."""
     for i, (way, label) in enumerate(WAYS.items()):
         at = dataset.sel(way=way)
-        _pair(left, at.noise.values, at.mixed_theory.values, at.noise.values, at.mixed, i, label)
-    left.set(
-        ylim=(0, 1.3),
-        xlabel="noise of the second source",
-        ylabel="risk after fine-tuning",
-        title="(a) two weighted sources",
-    )
+        _pair(ax, at.noise.values, at.mixed_theory.values, at.noise.values, at.mixed, i, label)
+    ax.set(ylim=(0, 1.3), xlabel="noise of the second source", ylabel="risk after fine-tuning")
+    style.logarithmic(ax, "x")
+
+
+def _covariances(ax: Axes, dataset: xr.Dataset) -> None:
+    """Draws the risk before and after fine-tuning, by the rotation of the source's covariance."""
     for i, load in enumerate(dataset.source_load.values):
         for when, words, face in (("before", "start", "white"), ("after", "fine-tuned", None)):
             at, x = dataset.sel(source_load=load, when=when), np.degrees(dataset.angle.values)
             words = f"{words}, $n_s/d$ = {load:g}"
-            _pair(middle, x, at.turned_theory.values, x, at.turned, i, words, face)
-    middle.set(
-        xlabel="angle between the inputs' directions (degrees)",
-        ylabel="risk",
-        ylim=(0, None),
-        title="(b) a source with another covariance",
-    )
+            _pair(ax, x, at.turned_theory.values, x, at.turned, i, words, face)
+    label = "angle between the directions of source and target inputs (degrees)"
+    ax.set(xlabel=label, ylabel="risk", ylim=(0, None))
+
+
+def _ranks(ax: Axes, dataset: xr.Dataset) -> None:
+    """Draws the risk of fine-tuning by its rank, in both orders of the directions."""
     for i, (order, label) in enumerate(ORDERS.items()):
         at = dataset.sel(order=order)
         theory = np.where(np.isfinite(at.ranked_theory), at.ranked_theory, np.nan)
-        x = at["rank"].values
-        _pair(right, at.every_rank.values, theory, x, at.ranked, i, label)
-    right.axhline(1.0, color=style.FAINT, lw=1, label="no fine-tuning")
+        _pair(ax, at.every_rank.values, theory, at["rank"].values, at.ranked, i, label)
+    ax.axhline(1.0, color=style.FAINT, lw=1, label="no fine-tuning")
     n = dataset.attrs["n"]
-    right.axvline(n, color=style.FAINT, lw=1, ls=":", label=f"$k = n$ = {n}")
-    right.set(
-        xlabel="directions that move, $k$",
-        ylabel="risk",
-        title="(c) fine-tuning of rank $k$",
-    )
-    style.logarithmic(left, "x")
-    style.logarithmic(right, "y")
-    right.set_ylim(0.1, 30)
-    for ax in (left, middle, right):
-        ax.legend(frameon=False, fontsize=style.points(8))
-    figure.suptitle(
-        f"$d$ = {dataset.attrs['d']}, $σ$ = {dataset.attrs['sigma']:g}; dashed: theory; points:\n"
-        f"least squares on {dataset.attrs['draws']} data sets (± 1 s.e.), "
-        "shared at each noise in (a) and by the ordered directions in (c)",
-        fontsize=style.points(10),
-    )
-    return {"sources": figure}
+    ax.axvline(n, color=style.FAINT, lw=1, ls=":", label=f"$k = n$ = {n}")
+    ax.set(xlabel="directions that move, $k$", ylabel="risk after fine-tuning of rank $k$")
+    style.logarithmic(ax, "y")
+    ax.set_ylim(0.1, 30)
 
 
 def _pair(

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from experiments.lab.bands import legend
 from experiments.studies.shared.transfer_plots import (
     DOTS,
-    MEASURED,
     NAMES,
     NEAR,
     heat,
@@ -48,26 +47,22 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
       dataset: The dataset of `transfer_factors`.
 
     Returns:
-      The figure: theory, measured values, and curves of both.
+      The figure: a map of theory, and curves of theory with measured points.
     """
     factor, values = dataset.attrs["factor"], dataset.value.values
-    figure, axes = style.figure(2, 3, width=4.8, height=3.8)
+    figure, axes = style.figure(2, 2, width=4.8, height=3.7)
     rows = np.arange(values.size)
-    for (left, middle, right), mode in zip(axes, NAMES, strict=True):
-        name, measured, dots = NAMES[mode], MEASURED[mode], DOTS[mode]
+    d, draws = dataset.attrs["d"], dataset.attrs["draws"]
+    for (left, right), mode in zip(axes, NAMES, strict=True):
+        name, dots = NAMES[mode], DOTS[mode]
         if mode == "fine_tuning" and dataset.attrs["factor"] == "time":
-            measured = dots = "gradient flow"
+            dots = "gradient flow"
         if mode == "fine_tuning":
             name += f" {layers(dataset.attrs['depth'])}"
-        draws = f"{dataset.attrs['draws']} data sets, $d$ = {dataset.attrs['d']}"
-        reach = limits(dataset, *(dataset[f"{mode}_{k}"].values for k in ("theory", "mean")))
-        for ax, kind, title in (
-            (left, "theory", "theory"),
-            (middle, "mean", f"{measured} ({draws})"),
-        ):
-            heat(ax, dataset["load"].values, rows, dataset[f"{mode}_{kind}"].values, reach)
-            ax.set_yticks(rows, [_value(v) for v in values])
-            ax.set(xlabel="load $n/d$", ylabel=FACTORS[factor], title=f"{name}\n{title}")
+        theory = dataset[f"{mode}_theory"].values
+        heat(left, dataset["load"].values, rows, theory, limits(dataset, theory))
+        left.set_yticks(rows, [_value(v) for v in values])
+        left.set(xlabel="load $n/d$", ylabel=FACTORS[factor], title=f"{name}\ntheory, $d$ = {d}")
         for i, value in enumerate(values):
             color = style.PALETTE[i % len(style.PALETTE)]
             at = dataset.isel(value=i)
@@ -80,9 +75,10 @@ def _by_factor(dataset: xr.Dataset) -> Figure:
             xlabel="load $n/d$",
             ylabel="transferability $T$",
             ylim=(-reach, reach),
-            title=f"theory (lines), {dots}\n(± 1 s.e.; colours share data; open: median)",
+            title=f"theory (lines), {dots} on {draws} data sets\n"
+            "(± 1 s.e.; colours share data; open: median)",
         )
-    legend(figure, axes[0, 2], title=FACTORS[factor], ncols=len(values))
+    legend(figure, axes[0, 1], title=FACTORS[factor], ncols=len(values))
     return figure
 
 

@@ -80,11 +80,11 @@ def _title(at: xr.Dataset, mode: str) -> str:
 def _diagram(at: xr.Dataset, mode: str) -> Figure:
     """Draws theory and measurement over (load, theta), and slices of both.
 
-    With gradient flows of fine-tuned networks, their map is in the middle.
+    With gradient flows of fine-tuned networks, their map is the third.
     """
     title, sigma, d = _title(at, mode), float(at.sigma), at.attrs["d"]
     flows = mode == "fine_tuning" and "flow_gain" in at and _is_of(at, at.attrs["flow_sigma"])
-    figure, (axes,) = style.figure(1, 4 if flows else 3, width=4.8, height=4.1)
+    figure, axes = style.panels(4 if flows else 3, 2, wide=True, width=4.8, height=3.8)
     left, middle, right = axes[0], axes[1], axes[-1]
     theory, mean = at[f"{mode}_theory"].values, at[f"{mode}_mean"].values
     error = at[f"{mode}_std"].values / np.sqrt(at.attrs["draws"])
@@ -299,12 +299,10 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
     """
     values = dataset[along].values
     columns = 2 if values.size == 3 else 3
-    rows = -(-(values.size + 1) // columns)
-    figure, axes = style.figure(rows, columns, width=4.6, height=3.7)
-    last = axes.flat[values.size]
+    figure, (*axes, last) = style.panels(values.size + 1, columns, width=4.6, height=3.7)
     x, y = dataset["load"].values, dataset.theta.values
     reach = limits(dataset, dataset[f"{mode}_theory"].values)
-    for i, (ax, value) in enumerate(zip(axes.flat, values, strict=False)):
+    for i, (ax, value) in enumerate(zip(axes, values, strict=True)):
         at = dataset.sel({along: value})
         name = layers(value) if along == "depth" else f"$σ$ = {value:g}"
         heat(ax, x, y, at[f"{mode}_theory"].values.T, reach)
@@ -323,8 +321,6 @@ def _family(dataset: xr.Dataset, mode: str, along: str) -> Figure:
         f"$T$ = 0: closed form (dashed); shared data,\ndots: {MEASURED[mode]} (± 1 s.e.)",
     )
     legend(figure, last, title="boundaries", ncols=6)
-    for ax in axes.flat[values.size + 1 :]:
-        ax.set_axis_off()
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The figure of `transfer_scales`."""
+"""The figures of `transfer_scales`."""
 
 from typing import Any
 
@@ -13,15 +13,17 @@ from sail_jax.drawing import style
 
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
-    """Draws risks by scale, where transfer helps, and risks by the imbalance of two layers.
+    """Draws the figures of the study.
 
-    Returns the figure "scales".
+    Returns "scales", risks of diagonal networks by scale and where transfer helps; and "layers",
+    risks by the imbalance of two layers.
     """
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.8, height=4.2)
+    scales, ((left, right),) = style.figure(1, 2, width=4.8, height=4.2)
     _risks(left, dataset)
-    _regions(middle, dataset)
-    _layers(right, dataset)
-    return {"scales": figure}
+    _regions(right, dataset)
+    layers, ((ax,),) = style.figure(width=6.0, height=4.2)
+    _layers(ax, dataset)
+    return {"scales": scales, "layers": layers}
 
 
 def _points(ax: Axes, x: np.ndarray, drawn: xr.DataArray, color: str, **look) -> None:
