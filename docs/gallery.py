@@ -227,8 +227,9 @@ PICTURES: Mapping[str, Picture] = {
     "sail_vision": Picture(
         "accuracy",
         "",
-        "From SAIL's start a ResNet is ahead of training from scratch for the first 50 steps, and "
-        "both end alike. Of the other starts padding alone is as fast.",
+        "From SAIL's start a ResNet is ahead of training from scratch for most of the first 60 "
+        "steps, and both end alike. Of the other starts padding and the first source are about as "
+        "fast.",
     ),
     "sail_diffusion": Picture(
         "distance",

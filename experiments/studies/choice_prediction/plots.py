@@ -19,21 +19,21 @@ CHOOSERS = {"theory": "o", "majority": "s", "always": "D"}
 
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the scores of theories and rules, with 95 % bootstrap intervals over settings."""
-    figure, ((left, middle, right),) = style.figure(1, 3, width=4.3, height=3.9)
+    figure, (left, right, below) = style.panels(3, 2, wide=True, width=4.8, height=3.4)
     scored, about = cases(dataset), (dataset.attrs["draws"], dataset.attrs["seed"])
     _rates(left, {k: case.hits() for k, case in scored.items()}, about)
     left.set(xlabel="share of settings", title="(a) the choice is the winner", xlim=(-0.02, 1.02))
     left.set_yticks(range(len(scored)), [LABELS[name] for name in scored])
-    for i, (name, case) in enumerate(scored.items()):
-        _calibration(middle, case, about, i, LABELS[name])
-    middle.plot([0, 1], [0, 1], "--", lw=1.2, color=style.FAINT, label="calibrated")
-    middle.set(
-        xlabel="probability that theory states", ylabel="share of winners", title="(b) calibration"
-    )
     _rates(right, {k: case.regrets() for k, case in scored.items()}, about)
-    right.set(xlabel="test loss above the winner's", title="(c) cost of the choice")
+    right.set(xlabel="test loss above the winner's", title="(b) cost of the choice")
     right.set_yticks(range(len(scored)), [""] * len(scored))
-    legend(figure, left, middle, ncols=4)
+    for i, (name, case) in enumerate(scored.items()):
+        _calibration(below, case, about, i, LABELS[name])
+    below.plot([0, 1], [0, 1], "--", lw=1.2, color=style.FAINT, label="calibrated")
+    below.set(
+        xlabel="probability that theory states", ylabel="share of winners", title="(c) calibration"
+    )
+    legend(figure, left, below, ncols=3)
     return {"forecasts": figure}
 
 

@@ -1,4 +1,7 @@
-"""The figures of `growth_training`. Colours mean kinds of growth, the same in all figures."""
+"""The figures of `growth_training`. In all but "loss", colours mean kinds of growth."""
+
+import itertools
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -9,10 +12,8 @@ from matplotlib.lines import Line2D
 from experiments.lab.bands import legend
 from experiments.lab.findings import mean_and_error
 from experiments.studies.shared.growth_ways import LEARNED, SCRATCH
+from experiments.studies.shared.panels import LOOKS, below
 from sail_jax.drawing import style
-
-COLUMNS = 5
-
 
 KINDS = {
     "preserves the function": style.PALETTE[0],
@@ -67,48 +68,37 @@ def _heading(dataset: xr.Dataset) -> str:
 
 
 def _loss(dataset: xr.Dataset) -> Figure:
-    """Draws learning curves: a panel for each method, with training from scratch behind it."""
-    methods = _methods(dataset)
-    columns = min(COLUMNS, len(methods))
-    rows = -(-len(methods) // columns)
-    fig, axes = style.figure(rows, columns, width=2.4, height=2.2, sharex=True, sharey=True)
+    """Draws learning curves: a panel for each kind of growth, with training from scratch."""
+    kinds = _kinds(dataset)
+    fig, axes = style.panels(len(kinds), 3, width=3.2, height=4.2, sharex=True, sharey=True)
     start = float(dataset["source_loss"][:, -1].mean())
     level = float(dataset["level"].sel(way=SCRATCH).mean())
-    low = float(dataset["loss"].min())
-    for ax, method in zip(axes.flat, methods, strict=False):
-        ax.axhline(level, color=style.INK, lw=0.8, ls="--")
-        ax.axhline(start, color=style.FAINT, lw=1, ls=":")
-        _band(ax, dataset, SCRATCH, style.FAINT)
-        _band(ax, dataset, method, KINDS[_kind(dataset, method)])
-        ax.set_title(_label(method))
-    scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
+    low, common = float(dataset["loss"].min()), {}
+    for ax, kind in zip(axes, kinds, strict=True):
+        common = {
+            "from scratch": _band(ax, dataset, SCRATCH, color=style.FAINT),
+            "lowest from scratch": ax.axhline(level, color=style.INK, lw=0.8, ls="--"),
+            "the small network": ax.axhline(start, color=style.FAINT, lw=1, ls=":"),
+        }
+        of_kind = [method for method in _methods(dataset) if _kind(dataset, method) == kind]
+        for method, look in zip(of_kind, itertools.cycle(LOOKS), strict=False):
+            _band(ax, dataset, method, label=_label(method), **look)
+        ax.set(title=kind, xlabel="steps of the large network")
+        below(ax, ncols=1)
     # From scratch, the initial loss is much larger. The axis shows its later course, and all grown
     # networks.
+    scratch = dataset["loss"].sel(way=SCRATCH).mean("seed").values
     top = max(start + 0.8 * (start - low), float(scratch[len(scratch) // 3])) + 1e-3
-    axes[0, 0].set_ylim(low - 0.08 * (top - low), top)
-    for ax in axes.flat[len(methods) :]:
-        ax.set_axis_off()
-    below = [axes[(len(methods) - 1 - c) // columns, c] for c in range(columns)]
-    for ax in below:
-        ax.tick_params(labelbottom=True)
-        ax.set_xlabel("steps of the large network")
-    for ax in axes[:, 0]:
-        ax.set_ylabel("held-out loss (nats)")
-    lines = [Line2D([], [], color=KINDS[kind], label=kind) for kind in _kinds(dataset)]
-    lines += [
-        Line2D([], [], color=style.FAINT, label="from scratch"),
-        Line2D([], [], color=style.INK, lw=0.8, ls="--", label="lowest from scratch"),
-        Line2D([], [], color=style.FAINT, lw=1, ls=":", label="the small network"),
-    ]
+    axes[0].set(ylim=(low - 0.08 * (top - low), top), ylabel="held-out loss (nats)")
     title = f"{_heading(dataset)}: mean ± s.d."
-    legend(fig, also=lines, title=title, ncols=4, where="upper center")
+    legend(fig, also=common, title=title, ncols=3, where="upper center")
     return fig
 
 
-def _band(ax: Axes, dataset: xr.Dataset, method: str, color: str) -> None:
+def _band(ax: Axes, dataset: xr.Dataset, method: str, **look: Any) -> Line2D:
     """Draws a method's mean loss over seeds, with its standard deviation as a band.
 
-    Steps for learning maps are included: they shift the curve to the right.
+    Steps for learning maps are included: they shift the curve to the right. It returns the line.
     """
     of_method = dataset.sel(way=method)
     steps = of_method["step"].values + int(of_method["learning_steps"])
@@ -116,8 +106,9 @@ def _band(ax: Axes, dataset: xr.Dataset, method: str, color: str) -> None:
         of_method["loss"].mean("seed").values,
         of_method["loss"].std("seed", ddof=1).values,
     )
-    ax.plot(steps, mean, color=color, lw=1.4)
-    ax.fill_between(steps, mean - spread, mean + spread, color=color, alpha=0.25, lw=0)
+    (line,) = ax.plot(steps, mean, lw=1.4, **look)
+    ax.fill_between(steps, mean - spread, mean + spread, color=look["color"], alpha=0.2, lw=0)
+    return line
 
 
 def _saved(dataset: xr.Dataset) -> Figure:

@@ -3,12 +3,12 @@
 `experiments.studies.shared.gamma_plots` has the elements shared with `proximal_spirals`.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -60,19 +60,19 @@ def _map(dataset: xr.Dataset) -> Figure:
 
 
 def _loss(dataset: xr.Dataset) -> Figure:
-    """Draws loss against gamma (Fig. 2b), one panel below another.
+    """Draws loss against gamma (Fig. 2b), a column for each kind of start.
 
-    Looks before training have separate panels, because their losses differ in size. Among the
-    predicted weights only the paper's has a label; the figure `weights` labels all of them.
+    Looks before training have a row of their own, because their losses differ in size. Only the
+    weight that the paper predicts is drawn; the figure `weights` has all of them.
     """
     starts, looks = dataset["start"].values.astype(str), list(dataset["look"].values)
     early, late = looks[: looks.count(0)], looks[looks.count(0) :]
     groups = [g for g in ((early, "before training"), (late, "after training")) if g[0]]
-    parts = [(start, *group) for start in starts for group in groups]
-    fig, axes = style.figure(len(parts), 1, width=4.8, height=2.2, sharex=True)
-    grid = dataset["gamma"].values
-    limits: dict[str, tuple[float, float]] = {}  # of the losses, equal for all kinds of start
-    for ax, (start, shown, words) in zip(axes[:, 0], parts, strict=True):
+    fig, axes = style.figure(
+        len(groups), len(starts), width=4.8, height=2.6, sharex=True, sharey="row"
+    )
+    grid, parts = dataset["gamma"].values, itertools.product(groups, starts)
+    for ax, ((shown, words), start) in zip(axes.flat, parts, strict=True):
         at = dataset.sel(start=start)
         for n in shown:
             i, values = looks.index(n), at["loss"].sel(look=n)
@@ -80,15 +80,14 @@ def _loss(dataset: xr.Dataset) -> Figure:
             mark_scratch(ax, at["scratch_loss"].sel(look=n), i)
             mark_best(ax, values, at["best"].sel(look=n), i)
         ax.set_xlim(grid[0], grid[-1])
-        _mark_paper(ax, at["predicted"])
+        x, _ = mean_and_error(at["predicted"].sel(way=PAPER))
+        if grid[0] < x < grid[-1]:
+            ax.axvline(float(x), color=style.INK, lw=1.2, ls="--", zorder=1)
         ax.set_title(f"{start} initial weights, {words}")
-        ax.set_ylabel("loss (nats)")
-        low, high = ax.get_ylim()
-        was = limits.get(words, (low, high))
-        limits[words] = min(low, was[0]), max(high, was[1])
-    for ax, (_, _, words) in zip(axes[:, 0], parts, strict=True):
-        ax.set_ylim(limits[words])
-    axes[-1, 0].set_xlabel(GAMMA)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("held-out loss (nats)")
+    for ax in axes[-1]:
+        ax.set_xlabel(GAMMA)
     lines = [
         Line2D([], [], label=f"after {n} steps", color=look(i)["color"])
         for i, n in enumerate(looks)
@@ -97,24 +96,10 @@ def _loss(dataset: xr.Dataset) -> Figure:
         Line2D([], [], ls="", marker="o", color=style.INK, mec="white", label="lowest, by seed"),
         Line2D([], [], ls="", marker="<", color=style.INK, label="from scratch"),
         Line2D([], [], color=style.INK, lw=1.2, ls="--", label=f"predicted: {LABELS[PAPER]}"),
-        Line2D([], [], ls="", marker="|", color=style.FAINT, label="predicted otherwise"),
     ]
     title = f"held-out loss, mean ± s.e. over {dataset.sizes['seed']} seeds"
-    legend(fig, also=lines, title=title, ncols=2)
+    legend(fig, also=lines, title=title, ncols=2 * len(starts))
     return fig
-
-
-def _mark_paper(ax: Axes, predicted: xr.DataArray) -> None:
-    """Marks the weight that the paper's distance predicts. The others are ticks on top."""
-    low, high = ax.get_xlim()
-    for way in predicted["way"].values.astype(str):
-        x = float(mean_and_error(predicted.sel(way=way))[0])
-        if not low < x < high:
-            continue
-        if way == PAPER:
-            ax.axvline(x, color=style.INK, lw=1.2, ls="--", zorder=1)
-        else:
-            ax.axvline(x, 0.93, 1.0, color=style.FAINT, lw=1.5, zorder=1)
 
 
 def _weights(dataset: xr.Dataset) -> Figure:

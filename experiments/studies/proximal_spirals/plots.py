@@ -41,7 +41,7 @@ def plot(dataset: xr.Dataset) -> dict[str, Figure]:
 def _panels(dataset: xr.Dataset) -> tuple[Figure, np.ndarray]:
     """Creates an empty figure with a row for each kind of sources and a column for each measure."""
     how = dataset["sources"].values.astype(str)
-    fig, axes = style.figure(len(how), 3, width=3.7, height=2.5, sharex=True)
+    fig, axes = style.figure(len(how), 3, width=3.2, height=2.4, sharex=True)
     for row, name in zip(axes, how, strict=True):
         for ax, (measure, label) in zip(row, MEASURES.items(), strict=True):
             ax.set_title(f"sources: {SOURCES[name]}", pad=9)
@@ -77,7 +77,7 @@ def _gamma(dataset: xr.Dataset, start: str) -> Figure:
         *predicted_handles([LABELS[w] for w in dataset["way"].values.astype(str)]),
     ]
     title = f"{start} initial weights; mean ± s.e. over {dataset.sizes['seed']} seeds"
-    legend(fig, also=lines, title=title, ncols=4)
+    legend(fig, also=lines, title=title, ncols=3)
     return fig
 
 

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
-from matplotlib.lines import Line2D
 
-from experiments.lab.bands import band, legend
-from experiments.studies.sail_vision.findings import OWN, final, of, paradigms, ways
-from experiments.studies.shared.panels import point, rows
+from experiments.lab.bands import band
+from experiments.studies.sail_vision.config import MERGES, OTHER
+from experiments.studies.sail_vision.findings import final, of, paradigms, ways
+from experiments.studies.shared.panels import LOOKS, below, point, rows
 from sail_jax.drawing import style
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TITLES = {"supervised": "supervised", "byol": "BYOL, linear probe"}
 FIGURES = {"supervised": "", "byol": "_byol"}  # endings of their names
 PAIR = ("scratch", "sail")  # in all panels
-SCRATCH, SAIL, OTHER = style.FAINT, style.PALETTE[0], style.PALETTE[1]  # colours
+SCRATCH, SAIL = style.FAINT, style.PALETTE[0]  # colours
 
 
 def plot(dataset: xr.Dataset) -> "dict[str, Figure]":
@@ -46,42 +46,34 @@ def _heading(dataset: xr.Dataset) -> str:
 
 
 def _curves(dataset: xr.Dataset, paradigm: str, quantity: str) -> "Figure":
-    """Draws curves during training: each panel has SAIL's start, scratch and one other start.
+    """Draws curves during training: a panel for sources and merges, and one for growth.
 
-    The loss is the held-out loss in supervised training, and the batch's loss in BYOL.
+    Both have SAIL's start and scratch. The loss is the held-out loss in supervised training, and
+    the batch's loss in BYOL.
     """
-    trained = ways(dataset, paradigm)
-    others = [way for way in trained if way not in PAIR]
-    named = sorted(others, key=lambda way: way not in OWN) or [""]  # the sources first
-    columns = min(2, len(named))
-    rows_ = -(-len(named) // columns)
-    height = 1.6 + 0.9 / rows_  # with the title and the legend
-    fig, axes = style.figure(rows_, columns, width=4.8 / columns, height=height, sharey=True)
+    others = [way for way in ways(dataset, paradigm) if way not in PAIR]
+    models = [way for way in others if way in (*MERGES, OTHER)]
+    grown = [way for way in others if way not in models]
+    groups = {"sources and merges": models, "growth and other transformations": grown}
+    groups = {title: group for title, group in groups.items() if group} or {"": []}
+    fig, axes = style.panels(len(groups), 2, width=4.8, height=3.8, sharey=True)
     name, scale, label = {
         "accuracy": ("top1", 100, "top-1 (%)"),
         "loss": ("test_loss", 1, "held-out loss") if paradigm == "supervised" else
                 ("train_loss", 1, "loss of the batch"),
     }[quantity]  # fmt: skip
     at = dataset["batch_step" if name == "train_loss" else "step"].values
-    for ax, way in zip(axes.flat, named, strict=False):
-        for shown in (*PAIR, *filter(None, [way])):
-            color = {"scratch": SCRATCH, "sail": SAIL}.get(shown, OTHER)
-            curve = scale * of(dataset, paradigm, name, shown)
-            steps = at + int(of(dataset, paradigm, "ahead", shown))
-            band(ax, steps, curve, lw=1.5, alpha=0.2, color=color)
-        if way:
-            ax.set_title(_label(way, paradigm), color=OTHER)
+    for ax, (title, group) in zip(axes, groups.items(), strict=True):
+        looks = [{"color": SCRATCH}, {"color": SAIL}, *LOOKS[1:]]
+        for way, look in zip((*PAIR, *group), looks, strict=False):
+            curve = scale * of(dataset, paradigm, name, way)
+            steps = at + int(of(dataset, paradigm, "ahead", way))
+            band(ax, steps, curve, lw=1.5, alpha=0.2, label=_label(way, paradigm), **look)
+        ax.set(title=title, xlabel="steps")
+        below(ax, ncols=3)
         if quantity == "loss":
             style.logarithmic(ax, "y")
-    for ax in axes.flat[len(named) :]:
-        ax.set_axis_off()
-    for ax in axes[:, 0]:
-        ax.set_ylabel(label)
-    for ax in axes.flat[max(0, len(named) - columns) : len(named)]:
-        ax.set_xlabel("steps")
-    colors = {"scratch": SCRATCH, "SAIL": SAIL, "start in the title": OTHER}
-    lines = [Line2D([], [], color=color, label=text) for text, color in colors.items()]
-    legend(fig, also=lines, ncols=3)
+    axes[0].set_ylabel(label)
     fig.suptitle(f"{TITLES[paradigm]}: {_heading(dataset)}, mean ± s.e.", fontsize=style.points(10))
     return fig
 

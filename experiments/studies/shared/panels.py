@@ -1,4 +1,4 @@
-"""Panels shared by several studies: rows of means with error bars."""
+"""Panels shared by several studies: rows of means with error bars, and many curves."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,21 @@ from sail_jax.drawing import style
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
+
+LOOKS = [{"color": color, "ls": dashes} for dashes in ("-", "--") for color in style.PALETTE]
+"""Looks of curves in one panel: twice as many as there are colours."""
+
+
+def below(ax: "Axes", *, ncols: int) -> None:
+    """Adds a legend below the horizontal axis of a panel.
+
+    Args:
+      ax: The axes.
+      ncols: The number of columns.
+    """
+    # The pad, in multiples of the font size, leaves room for ticks and the axis label.
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 4}
+    ax.legend(ncols=ncols, frameon=False, fontsize=style.points(9), **place)
 
 
 def rows(ax: "Axes", names: Sequence[str]) -> None:
