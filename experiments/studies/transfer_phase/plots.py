@@ -128,7 +128,7 @@ def _diagram(at: xr.Dataset, mode: str) -> Figure:
         title=f"slices: {CLOSED[mode]} (lines); shared data:\n{DOTS[mode]} (± 1 s.e."
         + ("; open: median, 68 %)" if sigma > 0 else ")"),
     )
-    right.legend(title="angle $θ$", frameon=False, fontsize=style.points(9), loc="best")
+    right.legend(title="angle $θ$", frameon=False, fontsize=style.points(9), ncols=3)
     return figure
 
 
