@@ -106,7 +106,7 @@ def _weights(dataset: xr.Dataset) -> Figure:
     """Draws measured and predicted gammas, with the printed formula and the published number."""
     starts, looks = dataset["start"].values.astype(str), dataset["look"].values
     height = 1.5 + 0.24 * (len(looks) + len(LABELS) + 1)
-    width = max(5.2, 8.0 / len(starts))
+    width = max(4.8, 8.0 / len(starts))
     fig, axes = style.figure(1, len(starts), width=width, height=height, sharey=True)
     span = dataset["gamma"].values[[0, -1]]
     for ax, start in zip(axes[0], starts, strict=True):
