@@ -513,6 +513,7 @@ def computed_once(compute: Callable[[], Array], like: Array) -> Array:
     """
     if like.size == 0 or is_manual():
         return compute()
+    compute = jax.jit(compute)  # traced once, for the shape and the branch
     shape = jax.eval_shape(compute)
     first = like.reshape(-1)[0]
     # The condition must depend on data. XLA would remove a constant condition and its branch.

@@ -301,6 +301,7 @@ class _Loop:
     def finish(self, tail: Kernel) -> Iterable[PyTree]:
         """Applies the last steps to every leaf, and returns the results."""
 
+        @functools.partial(jax.jit, inline=True)  # traced once for all leaves
         def finished(
             before: PyTree, kernels: Known, data: Data, piece: Piece
         ) -> tuple[PyTree, PyTree]:
