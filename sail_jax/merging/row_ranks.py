@@ -45,7 +45,10 @@ def _rank_by_xla(keys: UInt[Array, "... n"]) -> UInt[Array, "... n"]:
     index = lax.broadcasted_iota(jnp.uint32, keys.shape, keys.ndim - 1)
     # Stable: equal magnitudes rank in row-major order.
     _, order = lax.sort((keys, index), num_keys=1, is_stable=True)
-    _, rank = lax.sort((order, index), num_keys=1)
+    if keys.shape[-1] <= 1 << 16:  # one array is sorted five times as fast as two
+        rank = lax.sort(order << 16 | index) & 0xFFFF
+    else:
+        _, rank = lax.sort((order, index), num_keys=1)
     return in_parts(rank.astype(_rank_dtype(keys.shape[-1])), -2)
 
 
