@@ -123,7 +123,8 @@ def _order(keys: UInt[np.ndarray, "row n"], bits: int) -> Int[np.ndarray, "row n
       The places of the sorted keys in the flat array.
     """
     first = np.arange(0, keys.size, keys.shape[1])[:, None]
-    order = np.argsort(keys.astype(np.uint16), axis=1, kind="stable") + first
+    order = np.argsort(keys.astype(np.uint16), axis=1, kind="stable")
+    order += first
     # The last digit is sorted first, and each sort keeps the order of equal digits.
     for shift in range(16, bits, 16):
         digits = (keys >> shift).astype(np.uint16).take(order)
