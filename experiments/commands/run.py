@@ -51,7 +51,7 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
         study = registry.load(name)
     except ValueError as exc:
         raise UsageError(str(exc)) from exc
-    usage = "%(prog)s [--preset P] [--out DIR] [--resume] [fields of the config]"
+    usage = "%(prog)s [options] [fields of the config]"
     # Without --help, which is added after the fields: reading the preset must not print it.
     example = f"sail-jax run {name} --preset tiny"
     parser = Parser(f"run {name}", parser.description, example, usage=usage, add_help=False)
