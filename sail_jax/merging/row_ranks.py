@@ -8,7 +8,7 @@ takes 16 bits at a time, and equal keys stay in the order of their positions.
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt
+from jaxtyping import Array, Float, Int, UInt, UInt16
 
 from sail_jax.merging.arithmetic import automatic
 from sail_jax.merging.placement import in_parts
@@ -71,27 +71,29 @@ def host_ranks(size: Float[np.ndarray, "... n"]) -> UInt[np.ndarray, "... n"]:
     ranks = np.empty(rows.shape, _rank_dtype(n))
     # Rows are sorted in blocks that fit into the cache.
     step = max(1, min(len(rows), IN_CACHE // n))
-    rank = np.tile(np.arange(n, dtype=ranks.dtype), step)
 
-    def inverted(order: np.ndarray) -> np.ndarray:
-        """Ranks the entries of a block from the places of its sorted entries."""
-        out = np.empty(order.shape, ranks.dtype)
-        # Places count over the whole block. One assignment then inverts all permutations.
-        out.reshape(-1)[order.reshape(-1)] = rank[: order.size]
+    def inverted(order: np.ndarray, out: np.ndarray) -> np.ndarray:
+        """Ranks the entries of a block from the places of its sorted entries, into `out`."""
+        # Places count over the whole block. One assignment then inverts all permutations. The
+        # ranks are made after the sort, which needs the most memory.
+        rank = np.tile(np.arange(n, dtype=ranks.dtype), len(order))
+        out.reshape(-1)[order.reshape(-1)] = rank
         return out
 
     for start in range(0, len(rows), step):
         block, own = rows[start : start + step], ranks[start : start + step]
         order = _order(_codes(block), 16)
-        own[:] = inverted(order)
+        inverted(order, own)
         ordered = block.take(order)
         wrong = (ordered[:, 1:] < ordered[:, :-1]).any(1)
+        del order, ordered
         if wrong.any():
-            own[wrong] = inverted(_order(block[wrong], 8 * keys.itemsize))
+            again = _order(block[wrong], 8 * keys.itemsize)
+            own[wrong] = inverted(again, np.empty(again.shape, ranks.dtype))
     return ranks.reshape(shape)
 
 
-def _codes(keys: UInt[np.ndarray, "row n"]) -> UInt[np.ndarray, "row n"]:
+def _codes(keys: UInt[np.ndarray, "row n"]) -> UInt16[np.ndarray, "row n"]:
     """Maps keys to integers below 2**16 that never descend where keys ascend.
 
     Differences of bfloat16 numbers have few digits, so their codes are nearly always different.
@@ -100,7 +102,7 @@ def _codes(keys: UInt[np.ndarray, "row n"]) -> UInt[np.ndarray, "row n"]:
       keys: Unsigned integers.
 
     Returns:
-      The codes, in the dtype of the keys.
+      The codes, uint16.
     """
     # 0 wraps around, so this is the smallest key above 0.
     least, most = int((keys - keys.dtype.type(1)).min()) + 1, int(keys.max())
@@ -109,7 +111,7 @@ def _codes(keys: UInt[np.ndarray, "row n"]) -> UInt[np.ndarray, "row n"]:
     codes = keys >> shift
     np.maximum(codes, base, out=codes)
     codes -= base
-    return codes
+    return codes.astype(np.uint16)
 
 
 def _order(keys: UInt[np.ndarray, "row n"], bits: int) -> Int[np.ndarray, "row n"]:
@@ -123,7 +125,7 @@ def _order(keys: UInt[np.ndarray, "row n"], bits: int) -> Int[np.ndarray, "row n
       The places of the sorted keys in the flat array.
     """
     first = np.arange(0, keys.size, keys.shape[1])[:, None]
-    order = np.argsort(keys.astype(np.uint16), axis=1, kind="stable")
+    order = np.argsort(keys.astype(np.uint16, copy=False), axis=1, kind="stable")
     order += first
     # The last digit is sorted first, and each sort keeps the order of equal digits.
     for shift in range(16, bits, 16):

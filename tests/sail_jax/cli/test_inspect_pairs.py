@@ -203,7 +203,7 @@ def test_the_command(saved, tmp_path, call):
         folders["A"], folders["B"], "--base", folders["base"], "--data", data, "--json", record,
         "--out", out,
     )  # fmt: skip
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "  the models and their average, on 6 examples\n")
     about = json.loads(record.read_text())
     assert said.rstrip().endswith(str(out / FIGURE))
     assert "\n".join(about["verdict"]) in said
