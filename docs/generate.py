@@ -766,7 +766,8 @@ def _escaped(text: str) -> str:
 
 
 def _text(printed: str) -> str:
-    return f"```text\n{printed.rstrip()}\n```\n"
+    # Lines of this language wrap; those of other printed text, such as tables, do not.
+    return f"```none\n{printed.rstrip()}\n```\n"
 
 
 def _code(names: Iterable[str], join: str = ", ") -> str:

@@ -23,8 +23,8 @@ def _in_python(name: str, value: str) -> str:
 
 
 # One value for the whole process, because other threads also write messages and would not see a
-# context variable. It is in a list, which a merge's identity does not follow: how messages are
-# written changes no merge.
+# context variable. The identity of a merge does not follow lists, and must not depend on the
+# notation of messages.
 _SPELLING: list[Callable[[str, str], str]] = [_in_python]
 
 

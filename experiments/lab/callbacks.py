@@ -42,8 +42,8 @@ class Callback(Protocol):
     Args:
       step: The step of the training, or the number of the stage or point, from 0. A training that
         continues from a checkpoint repeats the steps after it.
-      scalars: The numbers by name. A row of a stage or a point also has texts: the name of the
-        stage, or values of the config.
+      scalars: The numbers by name. A row of a stage or a point also contains strings: the name of
+        the stage, or values of the config.
     """
 
     def __call__(self, step: int, scalars: Scalars, /) -> object: ...
@@ -56,8 +56,8 @@ class CallbackError(RuntimeError):
 class JsonLines:
     """A callback that keeps rows, and writes each as a line of JSON.
 
-    Rows of step `step` and later ones are removed from the file, because these steps are repeated.
-    An unfinished last line after a kill is also removed.
+    Rows from step `step` on are removed from the file, because the training repeats these steps. A
+    last line that a kill left unfinished is removed, too.
 
     Args:
       path: The file. None keeps the rows only in memory.
@@ -132,7 +132,7 @@ def _read(path: Path) -> list[Row]:
 
 
 class TensorBoard:
-    """A callback that writes files for TensorBoard: a run for each series. Texts are left out.
+    """A callback that writes files for TensorBoard: a run for each series. Strings are left out.
 
     The first step of a series hides what the folder has of this step and later ones, because a
     continued training repeats them.
@@ -280,8 +280,8 @@ def means(arrays: Mapping[Any, Any]) -> dict[str, float]:
       arrays: Arrays by name.
 
     Returns:
-      The mean of the finite entries of each numeric array that has some. Texts and nested
-      dictionaries, such as parameters, are left out.
+      The mean of the finite entries of each numeric array. Arrays without finite entries, strings
+      and nested dictionaries, such as parameters, are left out.
 
     >>> means({"loss": [1.0, 3.0, float("nan")], "word": "a", "params": {"w": [1.0]}})
     {'loss': 2.0}

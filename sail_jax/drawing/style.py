@@ -226,8 +226,8 @@ def literal(text: str, longest: int = 60) -> str:
 def rendering(fig: Figure) -> Iterator[None]:
     """Prepares a figure for a `with` statement in which it is rendered.
 
-    Texts that are no mathematics are drawn literally, equal figures give equal bytes, and a box
-    replaces characters that are missing in the font, because names may use any script.
+    Text that is not valid mathematics is drawn literally. Equal figures give equal bytes. A box
+    replaces each character that is missing in the font, because names may use any script.
 
     Args:
       fig: The figure.
@@ -319,7 +319,7 @@ def _inked(artists: list[Artist]) -> None:
 
 
 def _read_mathematics(fig: Figure) -> None:
-    """Disables mathematics for texts that Matplotlib cannot parse."""
+    """Disables mathematics in text that Matplotlib cannot parse."""
     for text in fig.findobj(Text):
         if isinstance(text, Text) and not _is_mathematics(text.get_text()):
             text.set_parse_math(False)

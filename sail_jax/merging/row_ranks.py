@@ -105,9 +105,10 @@ def _codes(keys: UInt[np.ndarray, "row n"]) -> UInt16[np.ndarray, "row n"]:
       The codes, uint16.
     """
     # 0 wraps around, so this is the smallest key above 0.
-    least, most = int((keys - keys.dtype.type(1)).min()) + 1, int(keys.max())
-    shift = max(0, (most - min(least, most)).bit_length() - 15)
-    base = max(0, (min(least, most) >> shift) - 1)
+    most = int(keys.max())
+    least = min(int((keys - keys.dtype.type(1)).min()) + 1, most)
+    shift = max(0, (most - least).bit_length() - 15)
+    base = max(0, (least >> shift) - 1)
     codes = keys >> shift
     np.maximum(codes, base, out=codes)
     codes -= base

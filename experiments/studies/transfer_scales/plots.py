@@ -15,8 +15,8 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws the figures of the study.
 
-    Returns "scales", risks of diagonal networks by scale and where transfer helps; and "layers",
-    risks by the imbalance of two layers.
+    Returns two figures. "scales" shows risks of diagonal networks by scale, and where transfer
+    helps. "layers" shows risks by the imbalance of two layers.
     """
     scales, ((left, right),) = style.figure(1, 2, width=4.8, height=4.2)
     _risks(left, dataset)

@@ -57,12 +57,16 @@ def inputs(folder, shapes):
         save_checkpoint(folder / str(k), {n: x.astype(np.float32) for n, x in moved.items()})
 
 
-def check(name, limit, folder):
+def merged(name, limit, folder):
     command = [sys.executable, "-c", MERGE, name, limit, str(folder)]
     # kernels are compiled here, not read, which also requires memory
     env = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
     env["PYTHONPATH"] = str(Path(merge_cases.__file__).parent)
-    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    return subprocess.run(command, capture_output=True, text=True, env=env)
+
+
+def check(name, limit, folder):
+    done = merged(name, limit, folder)
     assert done.returncode == 0, done.stderr[-2000:]
     peak, most = map(int, done.stdout.split())
     assert peak <= most, f"{name}, {limit}: {peak / 1e6:.0f} MB of {most / 1e6:.0f}"
@@ -133,5 +137,13 @@ SOME = (("della", "least"), ("tsv_m", "512e6"))
     ],
 )
 def test_every_method_keeps_the_limit(name, limit, matrices, large):
-    refused = name in ROWS and limit == "512e6"  # with a row of 5 Mi entries
+    refused = name in ROWS and limit == "512e6"  # with a row of 5 Mi entries, as tested below
     check(name, limit, matrices if name in WHOLE or refused else large)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ROWS)
+def test_a_long_row_that_does_not_fit_is_refused(name, large):
+    done = merged(name, "512e6", large)
+    assert done.returncode != 0
+    assert "max_memory: vector needs" in done.stderr.splitlines()[-1]
