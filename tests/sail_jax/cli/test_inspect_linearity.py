@@ -241,5 +241,5 @@ def test_other_networks(name, tmp_path):
         with pytest.raises(CheckpointError, match="'labels', both"):
             measure_linearity(models, Examples(arrays["tokens"], None), base)
     if name == "clip":
-        with pytest.raises(CheckpointError, match="one is missing"):
+        with pytest.raises(CheckpointError, match="one of them is missing"):
             measure_linearity(models, Examples(images, arrays["labels"]), base)

@@ -172,7 +172,7 @@ MEASURED = {"nearswap": "t", "ram": "epsilon", "ramplus_tl": "epsilon"}
 # Not homogeneous, as their docstrings say: softmaxes of parameters, tanh of large deltas, and
 # absolute thresholds of mergekit.
 OTHERWISE = {("arcee_fusion", "paper")} | {
-    (n, "mergekit") for n in ("sce", "karcher", "model_stock")
+    (n, "mergekit") for n in ("sce", "karcher", "model_stock", "multislerp")
 }
 SCALES = (-100, -70, 70, 100)
 NEAR = {"kernel": np.float32(BASE["kernel"] / 2)}  # some deltas are shared, and all are small
