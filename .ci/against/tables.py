@@ -206,7 +206,11 @@ def tried(table: Table, config: Mapping[str, Any]) -> Table:
     if starred != table.axes:
         turned = table._replace(axes=starred)
         (size,) = {key for key, name in table.settings if name.startswith("qk")} or {""}
-        if size == "head_dim" and preserved(turned, config, {size: "2x"}, "hypercloning"):
+        # A norm over a head averages over its units, and growth says so of keys in the dual.
+        normed = any("diag(qk." in text for text in table.axes.values())
+        if size == "head_dim" and (
+            normed or preserved(turned, config, {size: "2x"}, "hypercloning")
+        ):
             table = turned
     return table
 
@@ -215,7 +219,7 @@ def _starred(pattern: str, text: str, table: Table) -> str:
     """Axes of keys with a star on the units that rotary positions keep in order."""
     if not re.search(r"[._]k(ey)?(_proj)?[._]", pattern) or table.spaces.get("qk.{i}") != "outer":
         return text
-    return text.replace("qk.{i})", "qk.{i}*)")
+    return re.sub(r"(?<!diag\()qk\.\{i\}\)", "qk.{i}*)", text)
 
 
 def preserved(

@@ -94,7 +94,7 @@ def options(parser: Parser) -> None:
     """Adds the options of the benchmark."""
     add = parser.add_argument
     add("--preset", default="gpt2-small", help="a GPT or Llama of the presets")
-    add("--batch", type=natural, help="sequences per step (default: 8 per device)")
+    add("--batch", type=natural, help="sequences per step (default: 8 per accelerator, 1 on CPU)")
     add("--context", type=natural, help="tokens of each (default: the preset's)")
     add("--layers", type=natural, help="number of layers, at most the preset's")
     add("--micro-batches", type=natural, default=1, help="parts of a batch")
@@ -113,7 +113,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         raise UsageError(str(exc)) from exc
     if not {"vocab", "heads"} <= config.keys():
         raise UsageError(f"--preset: {args.preset} is not a language model")
-    batch = args.batch or 8 * len(devices)
+    batch = args.batch or (1 if devices[0].platform == "cpu" else 8) * len(devices)
     mesh = sharding.mesh()
     print(device())
     seconds, share, params = _train(config, batch, args, mesh)

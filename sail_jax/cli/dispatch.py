@@ -188,3 +188,10 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
         why = exc.strerror or exc
         say(fitted(f"sail-jax: error: the system refused{what}: {why}"))
         return 2 if exc.errno in NO_PATH else 1
+    except (MemoryError, RuntimeError) as exc:
+        # XLA's error for a device or a machine without enough memory
+        if isinstance(exc, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(exc):
+            raise
+        why = str(exc).splitlines()[0] if str(exc) else "the system has no more"
+        say(fitted(f"sail-jax: error: memory does not suffice: {why}"))
+        return 1

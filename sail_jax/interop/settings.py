@@ -408,8 +408,16 @@ class Probed:
         prefixes = tuple(self.layers.values())
         called = named(places, self.words, self.once, prefixes, self.names, ends)
         axes: dict[str, str] = {}
+        resized = self._resized(called)
         for path, own in self.axes.items():
-            pattern, text = self.opened(path), format_axes(_renamed(own, called))
+            pattern = self.opened(path)
+            fixed = resized.get(pattern, {})
+            text = format_axes(
+                [
+                    (Factor(fixed[k], "gain"),) if k in fixed and not axis else axis
+                    for k, axis in enumerate(_renamed(own, called))
+                ]
+            )
             if axes.setdefault(pattern, text) != text:
                 raise ValueError(
                     f"the layers of {pattern!r} differ: {axes[pattern]!r} and {text!r}"
@@ -492,6 +500,36 @@ class Probed:
             holds=self.holds,
         )
         return made
+
+    def _resized(self, called: Mapping[str, str]) -> dict[str, dict[int, str]]:
+        """Finds axes without a space that are resized with one, such as the gains of a norm over a
+        head with rotary positions.
+
+        If the networks do not differ in the size of a space, an earlier table knows such axes.
+
+        Returns the names of these spaces by pattern and axis.
+        """
+        outer = {
+            called[name]: own
+            for name, own in self.sizes.items()
+            if name in called and self.words[name] == "outer"
+        }
+        found: dict[str, dict[int, str]] = {}
+        for path, own in self.axes.items():
+            known = [shapes[path] for shapes in self.shapes if path in shapes]
+            if len(known) < len(self.shapes):
+                continue
+            pattern = self.opened(path)
+            for k, axis in enumerate(own):
+                sizes = tuple(shape[k] for shape in known)
+                names = [
+                    name for name, n in outer.items()
+                    if n == sizes and ("{i}" in name) == ("{i}" in pattern)
+                    if len(set(n)) > 1 or f"diag({name})" in self.names.get(pattern, "")
+                ]  # fmt: skip
+                if not axis and len(names) == 1:
+                    found.setdefault(pattern, {})[k] = names[0]
+        return found
 
     def stated(self, sizes: Sequence[int]) -> str:
         """The rule that computes sizes from the configurations; "" without one."""

@@ -91,6 +91,13 @@ def verdict(agreed: Sequence[Agreement]) -> Verdict:
     return Verdict(worst.by, worst.preserved, worst.largest)
 
 
+class _DoesNotFit(ValueError):
+    """The changed tensors do not fit the changed configuration: the network does not run."""
+
+    def __str__(self) -> str:
+        return f"the network runs before the change, but not after it: {self.args[0]}"
+
+
 Renew = Callable[[Arrays], tuple[Arrays, Config]]
 """Changes a network given as arrays by name: returns its tensors and its configuration."""
 
@@ -118,7 +125,8 @@ def wanted(
       The agreements, and the reason if a run failed; either may be empty.
 
     Raises:
-      CheckpointError: If a requested run failed, or no forward pass is known.
+      CheckpointError: If only the changed network fails, if a requested run failed, or if no
+        forward pass is known.
     """
     fits = 4 * entries <= FITS
     # In float32 both networks take 4 bytes per entry; the rest is for intermediate results.
@@ -127,6 +135,8 @@ def wanted(
         return (), ()
     try:
         agreed = run()
+    except _DoesNotFit as error:
+        raise CheckpointError(f"{path}: {error}") from error
     except ValueError as error:
         sentence = f"no certificate: {' '.join(str(error).split())}"
         if certify:
@@ -253,15 +263,20 @@ def agreement(
       The agreement of the outputs.
 
     Raises:
-      ValueError: If the outputs do not depend on the tensors, because agreement would then prove
-        nothing.
+      ValueError: If only the first network runs, or if the outputs do not depend on the tensors,
+        because agreement would then prove nothing.
     """
     networks = {0: forward.at(config), 1: forward.at(new_config)}
     outputs: list[list[np.ndarray]] = []
 
     def run(network: tuple[int, Arrays], _: None) -> Any:
         which, tensors = network
-        y = networks[which](tensors)
+        try:
+            y = networks[which](tensors)
+        except (ValueError, TypeError) as error:
+            if which:
+                raise _DoesNotFit(" ".join(str(error).split())) from error
+            raise
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])
         return y
 

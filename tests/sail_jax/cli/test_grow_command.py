@@ -19,6 +19,7 @@ from refusals import refused
 from small_checkpoints import CONFIG, GEMMA, tensors
 
 from sail_jax import methods
+from sail_jax.architectures import files
 from sail_jax.checkpoint import load_checkpoint, open_checkpoint, save_checkpoint
 from sail_jax.checkpoint.executor import peak
 from sail_jax.checkpoint.formats.files import CheckpointError
@@ -194,6 +195,7 @@ def test_other_refusals(models, tmp_path, capsys):
     assert cli.main([*map(str, command), "--allow-nonfinite", "--resume"]) == 0
 
 
+@pytest.mark.slow
 def test_an_unknown_network_grows_by_a_table(tmp_path, capsys):
     rng = np.random.default_rng(0)
     net = {"fc1.weight": (8, 3), "fc1.bias": (8,), "fc2.weight": (2, 8)}
@@ -572,6 +574,7 @@ models:
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_refuses_to_call_lossless_what_it_cannot_run(models, tmp_path, monkeypatch):
     monkeypatch.setattr(agreement, "FITS", 0)
     with pytest.raises(ValueError, match="not run: a recipe runs known architectures up to 1 GiB"):
@@ -703,6 +706,7 @@ def test_a_forward_pass_reads_what_it_expects(models, tmp_path):
         wanted(None, 1, "a", fails)
 
 
+@pytest.mark.slow
 def test_a_tied_table_without_a_head_is_not_half_untied(gemma, capsys):
     spec_of(gemma, TABLE)
     command = ["grow", "tied", "x", "--spec", "spec.yaml", "--width", "2x"]
@@ -749,6 +753,7 @@ def test_a_recipe_names_no_code_to_run(models, tmp_path):
         merge_recipe(recipe, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_stream_without_a_space_is_named_and_not_the_input(tmp_path, capsys):
     """XGLM: positions that are computed are added to the embedding, so its table has no stream."""
     rng, d, hidden, vocab = np.random.default_rng(0), 8, 12, 20
@@ -776,3 +781,16 @@ def test_a_stream_without_a_space_is_named_and_not_the_input(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "no space is known that the layers write, so new layers change the function" in shown
     assert "norms follow" not in shown
+
+
+def test_a_network_that_would_not_run_is_not_written(tmp_path, monkeypatch, capsys):
+    """A table without the axis of a gain, which then keeps the size of the smaller head."""
+    table = files.read("qwen3")
+    axes = {name: "_" if "k_norm" in name else text for name, text in table.axes.items()}
+    monkeypatch.setattr(files, "read", {"qwen3": table._replace(axes=axes)}.__getitem__)
+    extras = {"config.json": json.dumps(GOLDEN["qwen3"]["config"]).encode()}
+    save_checkpoint(tmp_path / "a", model("qwen3").params, extras=extras)
+    monkeypatch.chdir(tmp_path)
+    error = refused(capsys, "grow", "a", "out", "--to", "head_dim=8")
+    assert "the network runs before the change, but not after it: Incompatible shapes" in error
+    assert not (tmp_path / "out").exists()

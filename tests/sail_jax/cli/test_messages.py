@@ -9,6 +9,7 @@ import sys
 from argparse import SUPPRESS
 
 import adapter_cases
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from small_checkpoints import CONFIG, tensors
@@ -18,6 +19,7 @@ from sail_jax import methods
 from sail_jax.checkpoint import load_checkpoint, merge_checkpoints, save_checkpoint
 from sail_jax.checkpoint.executor import MergeError
 from sail_jax.checkpoint.planning import cards
+from sail_jax.cli import dispatch
 from sail_jax.cli import main as cli
 from sail_jax.cli.options import Parser, UsageError
 from sail_jax.cli.progress import LONGEST, fitted
@@ -397,3 +399,28 @@ def test_a_finished_run_resumed_says_so_and_succeeds(tmp_path, call):
     argv = ["run", "ledger", "--preset", "tiny", "--out", tmp_path / "run", "--resume"]
     assert "finished before" not in call(*argv)[2]
     assert "finished before" in call(*argv)[2]
+
+
+def _array_of_a_petabyte(*_):
+    jnp.zeros(1 << 48).block_until_ready()
+
+
+def _no_memory(*_):
+    raise MemoryError
+
+
+@pytest.mark.parametrize("command", [_array_of_a_petabyte, _no_memory])
+def test_memory_that_does_not_suffice_is_an_error_in_one_line(call, monkeypatch, command):
+    monkeypatch.setattr(dispatch, "_dispatch", command)
+    code, _, error = call("list")
+    assert code == 1
+    assert error.startswith("sail-jax: error: memory does not suffice: ")
+
+
+def test_other_errors_of_a_program_keep_their_traceback(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("INTERNAL: a defect")
+
+    monkeypatch.setattr(dispatch, "_dispatch", fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main(["list"])

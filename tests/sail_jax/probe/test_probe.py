@@ -158,6 +158,7 @@ def test_flax_features_in_order_and_overridden(name):
     assert set(jax.eval_shape(partial(probe.features, one), params, batch)) == {layer, "output"}
 
 
+@pytest.mark.slow
 def test_flax_modules_called_twice_and_sown():
     class Twice(nn.Module):
         @nn.compact
@@ -252,6 +253,7 @@ def test_addition_by_definition(k):
     close(found.gap[2, 1], np.linalg.norm(features(edited, x)[2] - right) / np.linalg.norm(right))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "members", "shares"),
     [
@@ -266,6 +268,7 @@ def test_negation_by_definition(form, members, shares):
     close(found.gap[:, 1], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "probed",
     ["line", *soak("models", "addition", "midpoint", "reflection")],
@@ -293,6 +296,7 @@ def test_linear_in_parameters_is_exactly_linear(probed):
     close(found.cosine.stderr, 0)
 
 
+@pytest.mark.slow
 def test_two_linear_layers_leave_the_product_of_task_vectors():
     """gap = -a (1 - a) dW2 dW1 of the ensemble."""
     one, two = tanh_models(2)
@@ -617,7 +621,8 @@ def test_network_spectrum_against_the_dense_matrix(gauss_newton, batch_size):
         jacobian = jax.jit(jax.jacobian(lambda t: tanh_net(back(t), batch["x"])[0]))
         J = np.asarray(jacobian(flat)).reshape(14, -1)
         H = 2 / 7 * J.T @ J
-        loss, network = squared_outputs, tanh_labelled
+        loss = squared_outputs
+        network = lambda params, batch: tanh_net(params, batch["x"])[0]  # noqa: E731
     else:
         H = jax.jit(jax.hessian(lambda t: squared(back(t), batch)))(flat)
         loss, network = squared, None
@@ -809,6 +814,7 @@ PROBES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [soak_unless(n == "barrier", n) for n in PROBES if n not in ("addition", "negation")],
@@ -1005,6 +1011,7 @@ def test_memory_does_not_grow_with_points_and_batches():
     assert needs(4096, 4, None) > 5 * small
 
 
+@pytest.mark.slow
 def test_a_residual_is_that_of_its_ritz_vector():
     """|A y - value y| of two steps in three dimensions."""
     A = np.float32([[2, 1, 0], [1, -1, 3], [0, 3, 1]])
