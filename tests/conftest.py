@@ -22,6 +22,8 @@ import pytest
 
 from sail_jax.cli.kernels import quick_flags
 
+DOCS = Path(__file__).parents[1] / "docs"
+
 
 def pytest_configure(config):
     """Sets XLA's flags, which are read when the first device is created."""
@@ -38,14 +40,20 @@ def pytest_collection():
         return (yield)
 
 
-@pytest.hookimpl(trylast=True)  # after pytest has selected by mark
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Keeps every N-th of the selected tests with `--share I/N`, beginning with the I-th."""
+    """Makes the examples of pages slow, because some train networks. After pytest has selected by
+    mark, keeps every N-th test with `--share I/N`, beginning with the I-th."""
+    for item in items:
+        if item.path.is_relative_to(DOCS):
+            item.add_marker(pytest.mark.slow)
+    result = yield
     if share := config.getoption("share"):
         first, count = share
         left_out = [item for i, item in enumerate(items) if i % count != first % count]
         items[:] = [item for i, item in enumerate(items) if i % count == first % count]
         config.hook.pytest_deselected(items=left_out)
+    return result
 
 
 def share(text):

@@ -71,6 +71,7 @@ def test_rooms_are_listed_once():
     assert set(ROOMS) <= set(modules())
 
 
+@pytest.mark.slow
 def test_imports_point_up_the_list(graph):
     place = {module: ROOMS.index(room(module)) for module in graph}
     wrong = [
@@ -157,6 +158,7 @@ def reads_internals(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_one_module_reads_the_internals_of_jax():
     wrong = [
         f"{name}: {line}"

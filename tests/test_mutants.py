@@ -21,6 +21,7 @@ def program(name: str = "mutants"):
 MUTANTS = program().listed()
 
 
+@pytest.mark.slow
 def test_every_error_can_be_made():
     assert len(MUTANTS) >= 64
     assert len({(m.room, m.name) for m in MUTANTS}) == len(MUTANTS)

@@ -101,6 +101,7 @@ def test_its_study_is_listed_and_runs(install, capsys, tmp_path, monkeypatch):
     np.testing.assert_array_less(abs(squared.mean("draw") - [1 / 16, 1 / 64]), 4 * error)
 
 
+@pytest.mark.slow
 def test_its_method_is_in_recipes_and_in_the_search(install, tmp_path, monkeypatch, capsys):
     install()
     monkeypatch.chdir(tmp_path)

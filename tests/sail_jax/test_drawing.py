@@ -53,6 +53,7 @@ def test_what_others_wrote_is_drawn_as_it_is(name):
     assert style.png(_titled(style.literal(name))) == plain
 
 
+@pytest.mark.slow
 def test_what_cannot_be_mathematics_is_drawn_as_it_is():
     figure, plain = _titled(r"a$\frac$"), _titled(r"a$\frac$", parse_math=False)
     assert style.png(figure) == style.png(plain)

@@ -25,6 +25,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.slow
 def test_imports_are_light():
     """One after another, so that the first importer of a module is reported."""
     code = (

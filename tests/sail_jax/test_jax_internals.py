@@ -38,6 +38,7 @@ def traced():
     return found
 
 
+@pytest.mark.slow
 def test_there_is_an_example_of_each_primitive(traced):
     lacking = LAYOUTS.keys() - traced.keys()
     assert lacking <= LACKING | EITHER, f"JAX {jax.__version__} does not make {lacking}"

@@ -53,6 +53,7 @@ def total(function, options):
     return loss
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen([*CASES], "solve_triangular"))
 def test_values_and_derivatives_are_those_of_jax(name):
     arrays, options = CASES[name], OPTIONS.get(name, {})
@@ -74,6 +75,7 @@ def test_values_and_derivatives_are_those_of_jax(name):
             np.testing.assert_allclose(x, y, rtol=0, atol=1e-4 * float(jnp.abs(y).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not linalg.SPLITS, reason="this JAX splits no batch of matrices")
 @pytest.mark.parametrize("name", CASES)
 def test_no_batch_reaches_lapack(name):

@@ -35,6 +35,7 @@ def sizes(figure):
     return {text: found[text] for text in TEXTS} | {"ticks": max(ticks), "smallest": min(ticks)}
 
 
+@pytest.mark.slow
 def test_each_format_is_written_the_same_each_time():
     looks = Looks(("png", "svg", "pdf")).checked()
     files = looks.files(looks.draw(plot))
@@ -51,6 +52,7 @@ def fonts(pdf):
     return set(re.findall(rb"/Subtype /(Type3|CIDFontType2|Type0|TrueType|Type1)\b", text))
 
 
+@pytest.mark.slow
 def test_a_pdf_has_no_type_3_fonts(tmp_path):
     assert fonts(Looks(("pdf",)).files(plot())["both.pdf"]) == {b"Type0", b"CIDFontType2"}
     plot()["both"].savefig(tmp_path / "own.pdf")
@@ -61,6 +63,7 @@ def test_a_pdf_has_no_type_3_fonts(tmp_path):
     assert b"Type3" in fonts((tmp_path / "plain.pdf").read_bytes())  # the check can fail
 
 
+@pytest.mark.slow
 def test_every_size_follows_the_callers_font_size():
     usual = sizes(plot()["both"])
     with matplotlib.rc_context({"font.size": 15}):
@@ -80,6 +83,7 @@ def test_no_size_is_fixed():
     assert [str(file) for file in files if fixed.search(file.read_text())] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scale"), [("single", 2 / 3), ("double", 7.2 / 8.4)])
 def test_a_column_of_a_journal_keeps_text_readable(width, scale):
     usual, figure = sizes(plot()["both"]), Looks(width=width).draw(plot)["both"]
@@ -140,6 +144,7 @@ def test_unknown_looks_are_refused(looks, error, message):
         Looks(**looks).checked()
 
 
+@pytest.mark.slow
 def test_a_figure_and_its_axes_show_themselves():
     shown = style.png(plot()["both"])
     assert plot()["both"]._repr_png_() == shown

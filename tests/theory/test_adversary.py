@@ -40,6 +40,7 @@ def test_the_search_finds_a_known_maximum_inside_of_the_domain(smooth):
     assert found.again == pytest.approx(found.ratio)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smooth", [True, False])
 def test_a_bound_that_fails_is_broken_and_what_other_code_denies_is_not(smooth, monkeypatch):
     """The search is short, because nearly every start violates the bound."""
@@ -116,6 +117,7 @@ def test_only_inequalities_are_attacked():
     assert {claim.relation for claim in ATTACKED} <= {"<=", ">="}
 
 
+@pytest.mark.slow
 def test_what_was_found_is_recorded_for_every_bound_that_is_attacked():
     """If this fails: sail-jax verify --attack --renew"""
     assert list(RECORDED) == [claim.id for claim in ATTACKED]

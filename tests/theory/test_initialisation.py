@@ -232,6 +232,7 @@ def test_worst_gap_is_a_supremum():
     assert 0 <= float(sail.worst_gap(x, y, means)) - grid < 12 / 20_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moved", [0.0, 0.4])
 def test_transfer_bound_covers(moved):
     """No more than a share delta of 400 samples violate it, and |z| < 4 for the mean's bound."""

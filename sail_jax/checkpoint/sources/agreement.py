@@ -91,7 +91,7 @@ def verdict(agreed: Sequence[Agreement]) -> Verdict:
     return Verdict(worst.by, worst.preserved, worst.largest)
 
 
-class _DoesNotFit(ValueError):
+class _DoesNotFitError(ValueError):
     """The changed tensors do not fit the changed configuration: the network does not run."""
 
     def __str__(self) -> str:
@@ -135,7 +135,7 @@ def wanted(
         return (), ()
     try:
         agreed = run()
-    except _DoesNotFit as error:
+    except _DoesNotFitError as error:
         raise CheckpointError(f"{path}: {error}") from error
     except ValueError as error:
         sentence = f"no certificate: {' '.join(str(error).split())}"
@@ -275,7 +275,7 @@ def agreement(
             y = networks[which](tensors)
         except (ValueError, TypeError) as error:
             if which:
-                raise _DoesNotFit(" ".join(str(error).split())) from error
+                raise _DoesNotFitError(" ".join(str(error).split())) from error
             raise
         outputs.append([np.asarray(x, np.float64) for x in jax.tree.leaves(y)])
         return y

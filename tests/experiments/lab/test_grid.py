@@ -87,6 +87,7 @@ def computed(path, axes=AXES, **options):
     return grid.compute(grid.planned("fake", axes, **options), path, resume=resume, on=on)
 
 
+@pytest.mark.slow
 def test_every_combination_is_a_run_and_the_result_has_them_in_order(study, tmp_path):
     result = computed(tmp_path / "g")
     assert study.ran == PLACES
@@ -159,6 +160,7 @@ def test_a_sweep_has_a_line_for_each_finished_point(study, tmp_path):
     assert study.ran == PLACES
 
 
+@pytest.mark.slow
 def test_an_interrupted_grid_continues_with_the_missing_points(study, tmp_path):
     whole = computed(tmp_path / "whole")
     study.ran.clear()
@@ -214,6 +216,7 @@ def test_what_is_no_grid_is_refused(axes, more, says, study):
         grid.planned("fake", axes, **more)
 
 
+@pytest.mark.slow
 def test_points_have_values_of_groups_of_numpy_and_of_text(study, tmp_path):
     axes = {"budget.steps": np.arange(1, 3), "kind": ["a/../b", "x" * 300], "sigma": np.ones(1)}
     points = grid.planned("fake", axes).points
@@ -230,6 +233,7 @@ def test_points_have_values_of_groups_of_numpy_and_of_text(study, tmp_path):
     assert data["word"].sel({"kind": "a/../b", "budget.steps": 2}).item() == "a/../b"
 
 
+@pytest.mark.slow
 def test_another_grid_in_the_folder_is_refused(study, tmp_path):
     path = tmp_path / "g"
     computed(path)
@@ -254,6 +258,7 @@ def test_another_grid_in_the_folder_is_refused(study, tmp_path):
     store.release(lock)
 
 
+@pytest.mark.slow
 def test_the_run_of_another_point_is_not_taken(study, tmp_path):
     path = computed(tmp_path / "g").path
     points = path / "points"
@@ -301,6 +306,7 @@ def test_a_point_waits_for_another_process_that_computes_it(study, tmp_path, mon
     assert waits == [1]
 
 
+@pytest.mark.slow
 def test_damage_is_noticed(study, tmp_path):
     path = computed(tmp_path / "g").path
     whole = bytes_of(path)
@@ -464,6 +470,7 @@ def test_values_have_the_types_of_their_fields():
     }
 
 
+@pytest.mark.slow
 def test_from_python_a_grid_is_drawn_and_described(study, tmp_path):
     result = grid.run_grid("fake", {"seed": [4, 2]}, out=str(tmp_path / "g"), sigma=0.25, sizes=[1])
     assert study.ran == [(4, 0.25), (2, 0.25)]

@@ -16,6 +16,7 @@ def result():
     return experiments.run("ridge_transfer", preset="tiny", seed=1)
 
 
+@pytest.mark.slow
 def test_a_table_has_a_row_for_each_entry(result):
     table = result.to_dataframe(["ridge", "exact"])
     assert len(table) == result.dataset["exact"].size
@@ -36,6 +37,7 @@ def test_a_table_of_unrelated_axes_is_not_built():
         tidy(xr.Dataset({"a": ("x", large), "b": ("y", large)}))
 
 
+@pytest.mark.slow
 def test_figures_are_saved_for_print(result, tmp_path):
     result.save(tmp_path, formats=("svg", "pdf"), width="single")
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}

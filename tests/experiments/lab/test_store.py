@@ -92,6 +92,7 @@ def _flip(file, offset):
     file.write_bytes(data)
 
 
+@pytest.mark.slow
 def test_result_round_trip(finished):
     with store.reopen(finished) as run:
         back = store.load_result(run.path, run.record)

@@ -204,6 +204,7 @@ def test_no_token_sees_what_follows(name):
     assert (np.abs(told - moved).max(-1) > 1e-4).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", *slow("gpt")])
 def test_sequences_may_be_short_but_not_long(name):
     module = DECODERS[name]
@@ -213,6 +214,7 @@ def test_sequences_may_be_short_but_not_long(name):
         module.apply(variables(name), jnp.zeros((1, 9), int))
 
 
+@pytest.mark.slow
 @decoders
 def test_features_of_every_block_are_shown(name):
     network = networks.flax_network(DECODERS[name].apply)
@@ -432,6 +434,7 @@ def test_a_new_diffusion_transformer_is_zero_and_its_blocks_the_identity():
     np.testing.assert_array_equal(found["block_0"], patches + v["params"]["position_embed"])
 
 
+@pytest.mark.slow
 def test_velocities_stand_where_their_patches_do():
     v = drawn(SIT, *LATENTS)
     f = run(SIT)

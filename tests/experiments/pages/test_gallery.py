@@ -167,6 +167,7 @@ def test_a_folder_is_made_for_the_page_and_for_files_of_its_figures(runs):
     assert {path.suffix for path in (out / "figures").iterdir()} == {".pdf"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "says"), [("model", "holds no finished run"), ("x", "is not a")])
 def test_where_there_is_nothing_to_show(runs, capsys, place, says):
     assert cli.main(["report", str(runs / place)]) == 2
@@ -174,6 +175,7 @@ def test_where_there_is_nothing_to_show(runs, capsys, place, says):
     assert not (runs / place / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_damage_is_named_and_the_others_are_shown(runs, capsys):
     with open(runs / "fake" / "result.nc", "ab") as file:
         file.write(b"x")

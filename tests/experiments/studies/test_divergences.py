@@ -209,6 +209,7 @@ FUNCTIONS = {
 DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(name not in DEAR, name) for name in FUNCTIONS])
 def test_broadcasting_jit_vmap_and_float32(name):
     distance = FUNCTIONS[name]

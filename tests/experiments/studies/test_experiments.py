@@ -131,6 +131,7 @@ def test_what_is_stored_of_the_stages_gives_the_result_bit_for_bit(ran, tmp_path
     assert repr(study.findings(stored)) == repr(study.findings(dataset))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

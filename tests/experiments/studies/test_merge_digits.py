@@ -95,6 +95,7 @@ def test_every_model_is_graded_as_numpy_does(ran):
             assert abs(found - _accuracy(middle, task, split.test[r])) < ONE
 
 
+@pytest.mark.slow
 def test_the_chosen_scale_is_the_best_one(ran):
     dataset, _ = ran
     best = dataset["validation"].max("scale")

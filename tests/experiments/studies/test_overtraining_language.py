@@ -224,6 +224,7 @@ def test_members_of_an_optimizer_are_checked():
         transformation.update(tree, transformation.init(tree), tree)
 
 
+@pytest.mark.slow
 def test_shifted_blocks_are_kept_from_pre_training(corpus):
     means = [
         text.blocks(line[:-1], TINY.model.context).mean(1)

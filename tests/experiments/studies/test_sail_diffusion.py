@@ -137,6 +137,7 @@ def normal_velocity(x, t):
     return t * apart - MEAN - (1 - t) * SPREAD**2 * apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "order"), [("euler", 1), ("heun", 2)])
 def test_the_flow_of_a_normal_distribution(method, order):
     """It maps noise e to MEAN + SPREAD e; doubling the steps divides the error by 2^order."""
@@ -249,6 +250,7 @@ def test_the_alignment_phase_leaves_later_blocks_and_the_head(lab, loss):
     assert any(path.startswith("align") for path in moved)
 
 
+@pytest.mark.slow
 def test_the_measuring_classifier_answers_from_its_pooled_features(lab):
     net = lab.measure
     rng = np.random.default_rng(0)
@@ -547,6 +549,7 @@ def test_images_are_flipped_and_then_encoded_for_training(pictured, monkeypatch)
     )
 
 
+@pytest.mark.slow
 def test_digits_that_change_have_no_kept_features():
     config = varied(TINY, changes={"flip": 1.0})
     lab = Laboratory(config, images := study.loaded(config))
@@ -631,6 +634,7 @@ def test_functions_measure_images_and_decoded_samples(pictured):
     np.testing.assert_allclose(found, quadrants(enlarged(z))[0], atol=64 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ways", "calls"), [(("sail",), 2), (("sail_clean",), 1)])
 def test_features_are_computed_in_the_step(pictured, monkeypatch, ways, calls):
     """Features of the data, and of noised latents if a way requires them."""

@@ -726,6 +726,7 @@ def test_ligo_grows_width_and_depth_and_learns(kind):
     assert last < first - 0.1  # nats: of about log 8 = 2.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

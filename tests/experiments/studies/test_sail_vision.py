@@ -85,6 +85,7 @@ def test_a_shift_is_one_of_the_crops_of_the_padded_image():
         assert any(np.array_equal(image, crop) for crop in crops)
 
 
+@pytest.mark.slow
 def test_a_flip_happens_as_often_as_is_said_and_a_certain_one_always():
     many = np.broadcast_to(IMAGES[:1], (1000, *IMAGES.shape[1:]))
     found = np.asarray(changed(many, jax.random.key(0), Augment(flip=0.3)))
@@ -101,6 +102,7 @@ def test_grey_has_equal_channels_and_a_crop_of_everything_is_the_image():
     np.testing.assert_allclose(grey[..., 0], IMAGES @ np.array([0.299, 0.587, 0.114]), atol=4 * EPS)
 
 
+@pytest.mark.slow
 def test_a_cutout_leaves_out_a_square():
     found = np.asarray(
         changed(np.ones((50, 9, 9, 1), np.float32), jax.random.key(0), Augment(cutout=3))

@@ -115,6 +115,7 @@ def _dataset(mode, angles=12, top=pi, shift=0.0):
     return xr.Dataset(data, coords, {"draws": 9, "d": 100})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["linear", "fine_tuning"])
 def test_theory_is_dashed_on_both_maps_and_the_measured_line_follows_the_measurement(mode):
     drawn = {}
@@ -236,6 +237,7 @@ def test_flows_stand_in_the_figure_of_fine_tuning_and_are_judged():
     assert all("by gradient flow" in claim for claim in claims)
 
 
+@pytest.mark.slow
 def test_the_printed_formula_stands_next_to_the_corrected_one_in_one_scale():
     """Eq. (17), from its definition, and the limit of Theorem 3.9 as corrected."""
     config = varied(PRESETS["tiny"], depths=(2,), sigmas=(1.0,))

@@ -69,6 +69,7 @@ def test_the_loss_is_the_symmetrised_distance_of_unit_vectors(case):
     assert float(after["stats"]["encoder"]["runs"]) == 2  # once per view, by the online network
 
 
+@pytest.mark.slow
 def test_the_target_is_the_average_of_the_online_network(case):
     net, loss, params, carried, views = case
     rng = np.random.default_rng(1)

@@ -172,6 +172,7 @@ def test_weight_decay_leaves_out_biases_norms_and_embeddings():
     }
 
 
+@pytest.mark.slow
 def test_only_what_is_decayed_shrinks_and_by_the_rate():
     rule = optimizer(weight_decay=0.5)
     state, seen = taken(Training(rule), 1, stateless(lambda p, b, k: (jnp.float32(0), {})))
@@ -182,6 +183,7 @@ def test_only_what_is_decayed_shrinks_and_by_the_rate():
     chex.assert_trees_all_close(state.params, expected, rtol=4 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "reference"),
     [
@@ -208,6 +210,7 @@ def test_a_rule_is_that_of_optax(rule, reference):
     chex.assert_trees_all_close(state.params, params, atol=10 * EPS, rtol=100 * EPS)
 
 
+@pytest.mark.slow
 def test_clipping_bounds_the_update_but_not_the_metric():
     rule = optimizer(rule="sgd", momentum=0.0, clip=1e-3)
     state, seen = taken(Training(rule), 1)
@@ -221,6 +224,7 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 # the step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],
@@ -240,6 +244,7 @@ def test_a_micro_batch_more_than_examples_is_refused():
         taken(Training(optimizer(), micro_batches=5), 1)
 
 
+@pytest.mark.slow
 def test_the_average_in_closed_form():
     training = Training(optimizer(rule="sgd"), ema=0.8)
     step = make_step(stateless(squared), training, donate=False)
@@ -285,6 +290,7 @@ def test_parameters_that_are_not_float32_are_refused():
         init(Training(optimizer()), {"w": jnp.ones(2, jnp.bfloat16)}, jax.random.key(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 3])
 def test_mutable_state_is_carried_through_micro_batches(parts):
     training = Training(optimizer(), micro_batches=parts)
@@ -389,6 +395,7 @@ def test_the_rows_are_of_every_step_and_fall(whole):
     assert 0 <= whole.input_share <= 1 - whole.step_share <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "stored"), [pytest.param(2, None, marks=pytest.mark.slow), (8, 6)])
 def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     with pytest.raises(DiedError):
@@ -457,6 +464,7 @@ def interruptible():
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_it_stores_the_state_and_says_how_to_go_on(tmp_path, whole):
     def pressed(step):
@@ -608,6 +616,7 @@ def test_an_evaluation_that_is_not_finite_is_named(tmp_path):
             learn(folder, evaluate=lambda state: {"gap": math.nan}, evaluate_every=3)
 
 
+@pytest.mark.slow
 def test_a_gradient_and_a_parameter_that_are_not_finite_are_named():
     def root(params, batch, key):  # finite, and its derivative is not
         value, metrics = squared(params, batch, key)
@@ -626,6 +635,7 @@ def test_a_gradient_and_a_parameter_that_are_not_finite_are_named():
         train(step, start, batch, 5, **options)
 
 
+@pytest.mark.slow
 def test_the_input_is_seen_to_be_the_bottleneck_when_it_is():
     def slow(step):
         time.sleep(0.1)

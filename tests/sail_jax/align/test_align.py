@@ -241,6 +241,7 @@ def undone(found, hidden):
     return np.asarray(hidden.index)[np.asarray(found.index)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(NETS, "relu"))
 def test_recovers_a_hidden_permutation(name):
     net = NETS[name]
@@ -436,6 +437,7 @@ def test_the_scale_of_the_networks_changes_no_map():
         chex.assert_trees_all_equal(got.maps, found[0].maps)
 
 
+@pytest.mark.slow
 def test_the_same_arguments_give_the_same_maps():
     net = NETS["relu"]
     other = another(net)
@@ -531,6 +533,7 @@ def test_a_recurrent_network_is_aligned():
     assert matching.converged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [P, S])
 def test_a_step_of_a_recurrent_space_brings_networks_nearer(family):
     """No order or sign of 4 units is closer than the best of 24 or 384, and no step increases the
@@ -634,6 +637,7 @@ def test_fold_scales():
         fold(NETS["tied"].params, NETS["tied"].spec, FOLDED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "n"), diagonal(["random", "copies", "multiplication", "ties"], [40, 7, 2, 1])
 )
@@ -704,6 +708,7 @@ def hiddens(net):
 BATCHES = list(np.random.default_rng(3).normal(size=(3, 40, 5)).astype(np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["correlation", "covariance"])
 def test_activations_recover_a_hidden_permutation(how):
     net = NETS["relu"]

@@ -155,6 +155,7 @@ def tower(layers):
     return a, b, s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("small", [problem.SMALL, *slow(0)])
 def test_more_layers_of_the_same_shapes_compile_nothing(caplog, monkeypatch, small):
     monkeypatch.setattr(problem, "SMALL", small)
@@ -245,6 +246,7 @@ class Stored:
         out[...] = self.x.reshape(-1)[start : start + out.size]
 
 
+@pytest.mark.slow
 def test_nearness_adds_up_pieces(monkeypatch):
     a, b, s = networks()
     maps = align.match_weights(a, b, s).maps

@@ -129,6 +129,7 @@ def test_hidden_units_and_heads_can_be_duplicated(name):
     assert seen.preserved, seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -172,6 +173,7 @@ def test_rotation_of_the_stream_after_folding(name):
     assert not certify(name, m.params, s, re_expressed(m.params, s, maps), s).preserved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert", *slow("gpt2", "vit", "clip", "flax gpt", "flax vit")])
 def test_rotation_under_layernorm_is_reported(name):
     m = model(name)

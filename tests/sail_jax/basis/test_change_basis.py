@@ -375,6 +375,7 @@ def close(a, b):
     chex.assert_trees_all_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(NETS, "relu", "rmsnorm"))
 def test_functor(name):
     net = NETS[name]
@@ -441,6 +442,7 @@ def test_one_axis_is_one_contraction():
     assert new["head"].shape == (N, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["params", "gradients"])
 def test_fused_axes_move_block_by_block(kind):
     params = dict(zip(("in", "out", "both"), normal((3, 20), (8, 5), (11, 5)), strict=True))
@@ -547,6 +549,7 @@ def test_maps_can_be_learned():
 # Transformations, dtypes.
 
 
+@pytest.mark.slow
 def test_jit_compiles_once():
     net = NETS["attention"]
     traces = []

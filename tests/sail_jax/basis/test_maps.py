@@ -88,6 +88,7 @@ def test_family_is_stated_and_true(name):
     assert (lost <= rounding) if lossless else (lost == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(MAPS, "flip, widen", "general"))
 def test_dense_form_defines_index_form(name):
     m, _, _ = MAPS[name]
@@ -225,6 +226,7 @@ def test_false_claims_are_seen():
     assert classify(select([0, 0, 1], 2, read=[0.5, 0.5, 1])) == Family.SELECTION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(MAPS, "widen key", "rescale", "general"))
 def test_maps_pass_through_transformations(name):
     m, _, _ = MAPS[name]

@@ -375,6 +375,7 @@ def test_finite_reads_bits(dtype):
     assert finite(x[:0])
 
 
+@pytest.mark.slow
 def test_outcomes_that_overflow_are_refused():
     big = {"d": np.full((4, 4), 6e4, np.float16)}
     base = {"d": np.zeros((4, 4), np.float16)}

@@ -623,6 +623,7 @@ def cells(names, quick=()):
     )
 
 
+@pytest.mark.slow
 @cells(DOCUMENTS)
 def test_documents(name, tried):
     tried(name, _document(name), 20)
@@ -771,6 +772,7 @@ def _command_line(name):
     return make
 
 
+@pytest.mark.slow
 @cells(commands(), quick=("average",))
 def test_command_lines(name, tried):
     tried(name, _command_line(name), 10)

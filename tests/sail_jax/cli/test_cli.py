@@ -125,6 +125,7 @@ def call(capsys):
 LIGHT = ["--help", "--version", "list", "verify --help", "verfy"]
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported_before_it_is_needed():
     code = (
         "import sys; from sail_jax.cli import main as cli\n"
@@ -287,6 +288,7 @@ def test_presets_are_starting_points(fake, call, tmp_path):
     assert record["config"] == {"seed": 4, "step_size": 0.5, "sizes": [1]}
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_is_resumed_by_the_command_it_prints(fake, call, tmp_path):
     assert call("run", "merge_digits", "--out", "whole dir")[0] == 0
     fake.computed, fake.stop = (), KeyboardInterrupt()

@@ -94,6 +94,7 @@ def test_layers_are_drawn_once():
     assert [b.repeats for b in found.bands] == [1, 23, 1, 1]
 
 
+@pytest.mark.slow
 def test_stages_differ_and_their_blocks_may_not():
     config, shapes = resnet(blocks=3)
     found = inspect_figure.layout(spec_of(config, shapes), shapes)
@@ -130,6 +131,7 @@ def test_the_drawing_is_legible(make):
     assert figure.get_size_inches().max() < 20
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     config, shapes = llama(3)
     params = {k: np.zeros(s, np.float16) for k, s in shapes.items()}

@@ -89,6 +89,7 @@ def contents(folder):
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_command_and_function_and_pytrees_agree(models, tmp_path, capsys):
     assert cli.main(["merge", ties(models, tmp_path, scope="tree"), str(tmp_path / "out")]) == 0
     assert f"out: {len(SHAPES)} tensors in" in capsys.readouterr().out

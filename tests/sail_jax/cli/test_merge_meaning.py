@@ -329,6 +329,7 @@ def test_a_config_that_nothing_can_mend_is_refused(tmp_path, run):
     assert "the output contradicts itself" in printed.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["grow", *slow("align")])
 def test_what_align_and_grow_write_follows_its_tensors_too(tmp_path, capsys, command):
     about = {"quantization_config": {"quant_method": "bitsandbytes"}, "torch_dtype": "float16"}

@@ -455,6 +455,7 @@ def test_page_lists_every_tensor_and_fetches_nothing(large, large_page):
     assert all(alternatives)
 
 
+@pytest.mark.slow
 def test_policy_allows_the_page_its_own_script_and_style_only(large_page):
     found = _Page(large_page)
     policy = next(a["content"] for t, a in found.tags if a.get("http-equiv"))

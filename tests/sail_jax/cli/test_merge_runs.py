@@ -53,6 +53,7 @@ def test_a_range_of_steps_is_merged_by_its_params(run, merge):
     assert all(got[name].tobytes() == last[name].tobytes() for name in got)
 
 
+@pytest.mark.slow
 def test_the_step_that_is_taken_is_printed(run, merge):
     code, printed, out = merge(f"{run}@100", run, more="rest: first")
     assert code == 0

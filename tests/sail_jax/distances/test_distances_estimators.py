@@ -176,6 +176,7 @@ def test_hilbert_distances_are_unbiased_with_an_honest_error(law, estimator):
     assert 1 - slack < ratio < most * (1 + slack)
 
 
+@pytest.mark.slow
 def test_the_median_distance():
     x, y = points(7, 8)
     z = np.concatenate([x, y])
@@ -235,6 +236,7 @@ def test_the_error_of_wasserstein_to_a_point_is_that_of_a_mean():
     assert found.stderr == pytest.approx(x.std(ddof=1) / math.sqrt(3))
 
 
+@pytest.mark.slow
 def test_sliced_wasserstein_of_a_shift():
     x, _ = points(10, dim=4)
     gap = np.array([1.0, 2.0, 0.0, -1.0])

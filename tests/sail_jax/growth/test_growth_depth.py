@@ -159,6 +159,7 @@ def test_ten_layers_and_more_keep_their_order():
     chex.assert_trees_all_equal(growth.unstack_layers(stacked, "layer_{i}"), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stack", "interpolate"])
 def test_listed_layers_grow_as_stacked_ones(name):
     new = change_basis(STACKED, SPEC, {"layer": growth.deepen(L, 2 * L, name)})
@@ -186,6 +187,7 @@ def test_inserted_layers_with_zero_output_preserve(m):
     assert (np.abs(g).max((1, 2)) > 1e-4).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "idempotent"), [(jax.nn.relu, True), (jax.nn.gelu, False)])
 def test_identity_insertion(f, idempotent):
     """Net2DeeperNet: exact iff f(f(x)) == f(x)."""

@@ -119,6 +119,7 @@ def carried(optimizer, params, s, maps):
     return before, *moved(*before), reports[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(OPTIMIZERS, "momentum", "adam"))
 def test_trajectory_under_permutation(name):
     optimizer = OPTIMIZERS[name]
@@ -192,6 +193,7 @@ def test_trajectory_under_duplication(name, optimizer):
         assert max(jax.tree.leaves(gap)) > 10 * CLOSE
 
 
+@pytest.mark.slow
 def test_state_is_what_the_gradients_of_the_grown_network_would_have_left():
     maps = DUPLICATIONS["uneven"]
     transform = optax.scale_by_adam()
@@ -257,6 +259,7 @@ def test_rates_of_fused_axes():
     assert rates["qkv"].tolist() == [[1] * 6 + [2, 1, 1, 2]]
 
 
+@pytest.mark.slow
 def test_dense_maps_restart_second_moments_and_say_so():
     """Adam's state is reset as a whole, since its count is wrong without its moments; schedules and
     states without second moments are kept."""

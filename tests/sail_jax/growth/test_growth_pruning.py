@@ -83,6 +83,7 @@ def test_scores_and_units_against_numpy():
     assert attend(new, X).shape == (5, 2)
 
 
+@pytest.mark.slow
 def test_a_pruned_network_computes_what_one_with_zeros_does():
     p, s = attention()
     new, _ = grow(p, {}, {"stream": 4, "head": 2, "hidden": 3}, "magnitude", rules=s)
@@ -150,6 +151,7 @@ def test_fewer_copies_are_read_as_all_were():
     assert kept_units(magnitude(net, s, {"h": 3})) == [1, 3, 4]
 
 
+@pytest.mark.slow
 def test_queries_and_keys_keep_their_products():
     """Logits are divided by the root of the number of keys, so what stays is scaled."""
     p = draw(0, q=(3, 4), k=(3, 4), v=(3, 2))

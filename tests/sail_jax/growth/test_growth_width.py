@@ -274,6 +274,7 @@ SLOW = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [slow_unless(name not in SLOW, name) for name in CASES])
 def test_claims_of_preservation(name):
     case = CASES[name]
@@ -617,6 +618,7 @@ def test_interpolation_samples_linear_functions():
     assert growth.interpolate(4, 4).family == Family.IDENTITY
 
 
+@pytest.mark.slow
 def test_makers_trace():
     @jax.jit
     def f(gram, weights, key):

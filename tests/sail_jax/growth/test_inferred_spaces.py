@@ -89,6 +89,7 @@ def random_law(seed):
     return law(network.apply, network.params, [x], rng, lambda paths: stated(network, paths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [slow_unless(k in ("siamese", "graph", "hyper_network"), k) for k in KINDS]
 )
@@ -98,6 +99,7 @@ def test_spaces_of_networks_of_many_kinds_are_moved_grown_and_pruned(kind):
     law(net, params, inputs, rng, lambda paths: bool(paths & {*fixed}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [slow_unless(seed < 2, seed) for seed in range(12)])
 def test_spaces_of_a_random_network_are_moved_grown_and_pruned(seed):
     random_law(seed)

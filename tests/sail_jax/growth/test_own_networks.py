@@ -180,6 +180,7 @@ def test_tied_tables_of_many_random_networks():
     assert 20 < found.count("") < 80
 
 
+@pytest.mark.slow
 def test_a_tied_table_grows_twice():
     spec = spec_of(language, LANGUAGE, TOKENS).spec
     large, grown = growth.grow(LANGUAGE, {}, {"emb": 24}, "hypercloning", rules=spec)
@@ -211,6 +212,7 @@ def test_a_tied_table_grows_exactly_or_the_reason_is_given():
     assert certificate(autoencoder, AUTOENCODER, large, X).preserved
 
 
+@pytest.mark.slow
 def test_a_set_that_no_leaf_reads_is_grown_with_its_loss():
     """A copied latent gets twice the attention that it had, and the others keep theirs."""
     spec = spec_of(latents, LATENTS, X).spec
@@ -290,6 +292,7 @@ def check_depth(seed):
     return kind, grown.report.lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 4])
 def test_depth_without_a_loss_in_the_report_keeps_the_outputs(seed):
     check_depth(seed)
@@ -389,6 +392,7 @@ def test_listed_layers_of_many_random_networks():
     assert {loop for _, _, loop in exact} == {"plain", "first"}
 
 
+@pytest.mark.slow
 def test_a_longer_list_is_one_of_the_same_network_wider_and_grown_again():
     params = blocks()
     found = spec_of(residual, params, X, layers="blocks.*")
@@ -607,6 +611,7 @@ def test_a_network_without_layers_cannot_be_deepened():
         plan(AUTOENCODER, {}, {"depth": 4}, rules=spec)
 
 
+@pytest.mark.slow
 def test_a_factor_of_width_does_not_change_the_number_of_averaged_latents():
     def net(p, x):
         mixed = jax.nn.softmax(p["latent"] @ (x @ p["k"]).swapaxes(-1, -2), -1)

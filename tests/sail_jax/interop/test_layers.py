@@ -101,6 +101,7 @@ def test_merges_of_slices_are_refused_unless_crimes_are_allowed(tmp_path, monkey
     assert "a layer computes another function than before: 'x' differs" in done.notes
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_finds_nothing(monkeypatch):
     """Without transformers, or for a class of none of its versions."""
     assert layers.changed_kind({"model_type": "none", "num_hidden_layers": 1}, {}, [0]) == ""

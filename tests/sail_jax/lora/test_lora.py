@@ -46,6 +46,7 @@ def product(p):
 SMALL = {"oversampling": 2, "powers": 3}  # 2 * 4 * (rank + 2) directions are drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(64, 48), *slow((48, 64))])
 def test_approximation_is_nearly_optimal_and_says_how_far_it_is(shape):
     """Independent entries are the worst case: no singular value stands out. No error is below that
@@ -152,6 +153,7 @@ def test_a_method_of_entries_sees_those_of_core_matrices():
 # --- truncation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rank", "shape"), diagonal([1, 3, 5, 9], [(7, 5), (5, 7)]))
 def test_truncation_is_optimal(rank, shape):
     """Eckart-Young: the error is the root of the sum of the discarded squares, and nothing of that
@@ -183,6 +185,7 @@ def test_truncation_is_exact_at_the_rank_and_shares_singular_values():
     )
 
 
+@pytest.mark.slow
 def test_energy_is_the_least_rank_that_has_it():
     delta = np.diag([3.0, 2.0, 1.0]).astype("f")  # squares 9, 4, 1 of 14
     ranks = [lora.truncate(delta, energy=e)[0].rank for e in (0.1, 9 / 14, 0.65, 13 / 14, 1.0)]
@@ -243,6 +246,7 @@ def test_concatenation_is_exact_and_refactoring_finds_its_rank():
     assert set(lora.concatenate([adapters[0], other])) == {"w", "v"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "ties", "tsv_m", "slerp"])
 def test_any_method_merges_adapters(name):
     """On the products: the method on B A as deltas from 0, at full rank."""

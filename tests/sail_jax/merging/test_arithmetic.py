@@ -22,6 +22,7 @@ def test_sums_at_scale_1_are_settled_if_nothing_over_or_underflows(scale):
         np.testing.assert_array_equal(plain.lengths * plain.top, scaled.lengths * scaled.top)
 
 
+@pytest.mark.slow
 def test_l1_norms_at_scale_1_are_settled_unless_a_sum_is_near_the_ends():
     before, half = list(jnp.asarray(X)), list(jnp.asarray(X * (X > 0)))
     plain, scaled = l1_norms(before, half, at_scale_1=True), l1_norms(before, half)

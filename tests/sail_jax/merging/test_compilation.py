@@ -46,6 +46,7 @@ def test_programs_follow_the_shapes(name):
     assert 0 < lines_per_leaf(name) < 2.5 * lines_per_leaf("task_arithmetic")
 
 
+@pytest.mark.slow
 @merge_cases.each_method(MERGED, quick=("ties", "karcher"), slow=KINDS)
 def test_lowers_for_accelerators_without_the_host(name):
     """No method uses callbacks, or counts by scatter, which is efficient only on CPUs."""

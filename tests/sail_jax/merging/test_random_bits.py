@@ -1,6 +1,7 @@
 """The stream of random bits: what its number stands for, and the draws by their definition."""
 
 import numpy as np
+import pytest
 
 from sail_jax.merging import random_bits, transforms
 from sail_jax.merging.steps import Piece, fingerprint
@@ -31,6 +32,7 @@ def drawn(seed, path, models, entries):
     return [(np.asarray(draw(k)) * 2**24).astype(int).tolist() for k in range(models)]
 
 
+@pytest.mark.slow
 def test_the_number_of_the_stream_stands_for_its_draws():
     assert [*DRAWS] == [random_bits.STREAM]
     assert drawn(7, "a/b", 2, 4) == DRAWS[random_bits.STREAM]

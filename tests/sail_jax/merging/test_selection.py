@@ -88,6 +88,7 @@ class floats:  # noqa: N801 - not floating, in spite of its name
     pass
 
 
+@pytest.mark.slow
 def test_nnx_with_dropout():
     class Net(nnx.Module):
         def __init__(self, rngs):

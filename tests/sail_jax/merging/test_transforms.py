@@ -83,6 +83,7 @@ def full(vectors):
 # --- trim
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("coarse", [False, True])
 def test_trim_keeps_exactly_k_the_largest_first_come_first_kept(scope, coarse):
@@ -136,6 +137,7 @@ def test_special_magnitudes():
         assert kept.weight["a"].tolist() == [[0.0] * (8 - k) + [1.0] * k]
 
 
+@pytest.mark.slow
 def test_float64_magnitudes_are_not_rounded():
     """1 + 1e-12 exceeds 1, even if 1 is in a float32 leaf that comes first."""
     with jax.enable_x64(True):
@@ -206,12 +208,14 @@ def ranked(keys, ranks, visit=Whole, ties=True):
     return jax.device_get(found(np.asarray(keys, np.uint32)))
 
 
+@pytest.mark.slow
 def test_the_example_of_the_module():
     (found,), (taken,) = ranked([[0b0110, 0b1001, 0b0110, 0b0101]], [2], Binned)
     assert (found.key.item(), found.rank.hi.item(), found.rank.lo.item()) == (0b0110, 0, 1)
     assert taken.tolist() == [[True, True, False, False]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visit", [Whole, *slow(Binned)], ids=["bit by bit", "in bins"])
 def test_thresholds_are_those_of_a_sort(visit):
     """Tests few keys with many ties, and keys over the whole range, for two tasks at once."""
@@ -250,6 +254,7 @@ def test_another_traced_density_compiles_nothing(caplog):
         chex.assert_trees_all_equal(jax.tree.map(lambda x, k=k: x[k], mapped), kept(density, 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, *slow(16)])
 def test_histogram_counts_digits_under_a_head(bits):
     top = 2 ** (bits + 2)
@@ -356,6 +361,7 @@ def test_weights_cancel_against_their_own_size(size):
     assert reductions.weighted_mean(TaskVectors(delta, weight))["a"].tolist() == [6, 0]
 
 
+@pytest.mark.slow
 def test_l1_norms_are_restored_over_a_tensor_or_over_the_tree():
     delta = {"a": jnp.array([[1.0, 3.0]]), "z": jnp.array([[4.0, 8.0]])}
     weight = {"a": jnp.array([[0.0, 1.0]]), "z": jnp.array([[1.0, 0.0]])}
@@ -375,6 +381,7 @@ def election(columns, weights=None, **options):
     return elect(**options)(TaskVectors({"a": delta}, {"a": weight})).weight["a"].T.tolist()
 
 
+@pytest.mark.slow
 def test_elect_by_hand():
     one = [[3, -1, -1]]
     assert election(one, by="mass") == [[1, 0, 0]]
@@ -476,6 +483,7 @@ def test_transforms_keep_structure_shapes_and_masks(name):
     )
 
 
+@pytest.mark.slow
 @law(0)
 def test_transforms_under_jit(name):
     """Loops over bits and loops over digits select the same entries."""

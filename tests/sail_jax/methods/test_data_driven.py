@@ -70,11 +70,13 @@ def test_identical_models_are_the_merge(name):
     assert_close(got, models()[0], 4 * 4 * EPS)
 
 
+@pytest.mark.slow
 @each_method
 def test_one_model_is_the_merge(name):
     assert_close(call(name, models()[:1]), models()[0], 4 * EPS)
 
 
+@pytest.mark.slow
 @each_method
 def test_order_of_models_does_not_matter(name):
     """Sums of three reordered, a condition number below 50 for the Grams."""
@@ -88,6 +90,7 @@ def test_order_of_models_does_not_matter(name):
     assert_close(got, call(name, models(), weights=WEIGHTS), 200 * EPS)
 
 
+@pytest.mark.slow
 @each_method
 def test_weights_have_no_scale_and_zero_is_absence(name):
     got = call(name, models(), weights=WEIGHTS)
@@ -688,6 +691,7 @@ def test_equal_scores_do_not_join_unless_asked():
     assert_close(loose.params, linear()(ms), 8 * EPS)
 
 
+@pytest.mark.slow
 def test_greedy_soup_improves_on_the_uniform_one_and_on_the_best_model():
     """A target behind nine noisy models, four of them far off; a held-out linear regression."""
     random = np.random.default_rng(1)

@@ -234,6 +234,7 @@ def test_scale_changes_nothing_but_scale_under_jit(name):
     assert_homogeneous(name, jax.jit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -353,6 +354,7 @@ def test_leaves_that_are_no_numbers_are_carried_where_they_agree():
         methods.linear()([module, module | {"act": jax.nn.gelu}])
 
 
+@pytest.mark.slow
 def test_masks_of_leaves_differ_though_a_short_hash_of_their_paths_would_not():
     """crc32 of "plumless" is that of "buckeroo". Null: independent masks of 4,096 fair coins agree
     in half of the entries, sd 32; equal ones in all of them (z = 64)."""

@@ -142,6 +142,7 @@ def test_learn_refuses():
             go(jnp.ones(1), steps=steps)
 
 
+@pytest.mark.slow
 def test_entropy_and_cross_entropy():
     """Follows the definitions in float64; masked classes add 0 and keep gradients finite."""
     z = np.random.default_rng(0).normal(size=(2, 7, 4)) * 3
@@ -308,6 +309,7 @@ def test_concrete_subspace_descends_through_its_draws():
         np.testing.assert_allclose(got.params[n], median, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_surgery_descends_the_distance_of_features():
     """One step from known weights: dL/d up = -ReLU(f down)^T sign(f' - f_k) / size."""
     ms, base = problem()
@@ -353,6 +355,7 @@ def test_models_equal_to_the_base_give_the_base(name):
     chex.assert_trees_all_close(got.params, base, atol=8 * EPS)
 
 
+@pytest.mark.slow
 @each
 def test_zero_steps_is_the_data_free_counterpart(name):
     ms, base = problem()
@@ -393,6 +396,7 @@ def test_order_of_models_permutes_the_coefficients():
     assert_close(one.params, two.params, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [soak_unless(n != "concrete_subspace", n) for n in LEARN])
 def test_one_model(name):
     ms, base = problem()

@@ -44,6 +44,7 @@ def test_every_method_has_a_reference():
     assert methods.METHODS.keys() - known == {"fisher", "regmean", "multislerp"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", ["tree", *slow("tensor")])
 def test_density_one_is_no_trimming(scope):
     models, base = problem()
@@ -86,6 +87,7 @@ def test_float64_stays_float64():
         chex.assert_trees_all_close(copies, base, rtol=0, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
     """Without float64 and int64 in JAX, which is the default. Sums of three float64 numbers
     are off by 3 of their ulp, those of float32 by 2^29 times that."""
@@ -120,6 +122,7 @@ def test_numbers_of_numpy_are_not_narrowed(monkeypatch):
         np.testing.assert_array_equal(weighted, traced)
 
 
+@pytest.mark.slow
 def test_nothing_that_takes_models_narrows_numbers_of_numpy():
     """Changes of 2^-40 in numbers near 1 are lost in float32, and these Fishers become 0."""
     rng = np.random.default_rng(1)
@@ -215,6 +218,7 @@ def test_recipes_hold_whole_numbers_and_words_without_defaults(own_methods, tmp_
         merge(method="vague", by="twice")
 
 
+@pytest.mark.slow
 def test_float64_is_merged_as_in_files(tmp_path):
     models = [{"w": row} for row in np.random.default_rng(0).normal(size=(2, 9))]
     for k, model in enumerate(models):
@@ -269,6 +273,7 @@ def z_scores(samples, expected):
     return (samples.mean(0) - expected) / error
 
 
+@pytest.mark.slow
 def test_dare_is_unbiased_with_variance_p_over_one_minus_p():
     """Null: E = delta and Var = p/(1-p) delta^2 per entry. 4096 draws, 2 x 11 entries, |z| < 4."""
     density, draws = 0.3, 4096
@@ -285,6 +290,7 @@ def test_dare_is_unbiased_with_variance_p_over_one_minus_p():
     assert np.abs(pairs).max() * np.sqrt(draws) < 4  # null: masks of two entries are independent
 
 
+@pytest.mark.slow
 def test_dare_raises_the_spread_of_models_by_its_identity():
     """E sum_i l_i |d_i - dbar|^2 = V + p/(1-p) sum_i l_i (1 - l_i) |d_i|^2; 4096 draws, |z| < 4."""
     rate, draws = 0.6, 4096
@@ -515,6 +521,7 @@ def test_a_merge_is_shown_in_one_line():
     assert repr(mine) == f"Merge(transform={steps}, reduction=weighted_mean, scale=2.0)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"), [("linear", {}), ("ties", {"density": 0.5, "scope": "tensor"})]
 )

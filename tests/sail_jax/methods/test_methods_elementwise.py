@@ -166,12 +166,14 @@ def assert_agrees(label, models, base, weights, size, **overrides):
 # --- by hand
 
 
+@pytest.mark.slow
 def test_quartiles_of_six_entries_by_hand():
     """0, [1, 2, 3], 6, 7 in order: the threshold is 2 + 1.5 (3 - 1) = 5."""
     base, model = {"a": jnp.zeros(6)}, {"a": jnp.array([6.0, 0, 1, 7, 2, 3]) / 64}
     assert (methods.arcee_fusion()([model], base)["a"] * 64).tolist() == [6, 0, 0, 7, 0, 0]
 
 
+@pytest.mark.slow
 def test_half_of_seven_scores_are_four_by_hand():
     """The smallest of four competing scores has the balance 0, so three entries change."""
     base, model = {"a": jnp.zeros(7)}, {"a": jnp.array([3.0, -7, 1, 5, 2, -6, 4]) / 8}
@@ -190,6 +192,7 @@ def test_agrees_with_the_reference(label, full):
     assert_agrees(label, models, base, weights_for(label), 40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float16)])
 @law_of_methods(0)
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
@@ -531,6 +534,7 @@ def test_vmap_over_keys_equals_a_loop():
         assert_close(one, call("dare_ties", models, base, key=keys[i]), 4)
 
 
+@pytest.mark.slow
 def test_density_of_dare_may_be_traced():
     models, base = problem("dare_linear")
     got = jax.jit(lambda density: call("dare_linear", models, base, density=density))(0.3)
@@ -659,6 +663,7 @@ def test_sce_of_a_tensor_equal_in_all_models_keeps_its_shape():
             chex.assert_trees_all_equal(got, base)
 
 
+@pytest.mark.slow
 def test_sce_weighs_deltas_of_usual_size():
     """Deltas of 2e-4 and 6e-4: weights 1 : 9. mergekit loses them below 1e-6, and `compat` too."""
     random = np.random.default_rng(0)
@@ -764,6 +769,7 @@ def test_localized_models_of_degenerate_inputs(build):
         build(models, base).model(base, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
 def test_a_leaf_without_entries_has_a_mask_for_each_model(build):
     models = [{"w": jnp.full(2, 1.0 + k), "empty": jnp.zeros((0, 3))} for k in range(2)]

@@ -210,6 +210,7 @@ def test_rotations_and_scales_commute(label):
         np.testing.assert_allclose(got, scale * want, rtol=0, atol=1000 * EPS * scale)
 
 
+@pytest.mark.slow
 @law_of_methods(1)
 def test_jit_equals_eager(label):
     _, _, count, _, _ = SUBJECTS[label]
@@ -322,6 +323,7 @@ def test_nearly_parallel_vectors_lose_nothing(angle):
     assert np.abs(np.asarray(got) - want).max() < 4 * EPS * 3
 
 
+@pytest.mark.slow
 def test_karcher_of_two_is_slerp_and_minimises():
     models, _ = problem(2)
     got = methods.karcher()(models, weights=[3.0, 1.0])
@@ -438,6 +440,7 @@ def test_tiny_deltas_are_treated_as_larger_ones(label):
     assert_tiny_deltas_are_treated_as_larger_ones(label, jnp.float32)
 
 
+@pytest.mark.slow
 @law_of_methods(5)
 def test_tiny_deltas_in_half_precision_are_treated_as_larger_ones(label):
     assert_tiny_deltas_are_treated_as_larger_ones(label, jnp.bfloat16)
@@ -517,6 +520,7 @@ def test_defect_slerp_is_linear_below_two_degrees():
     assert abs(length(compat="mergekit") - np.cos(theta / 2)) < 4 * EPS
 
 
+@pytest.mark.slow
 def test_defect_multislerp_is_not_on_the_arc():
     """mergekit's tangent step is 0: at t = 1/4 and a right angle 18.4 degrees, not 22.5."""
     models = [{"a": jnp.array([1.0, 0.0])}, {"a": jnp.array([0.0, 1.0])}]

@@ -205,6 +205,7 @@ def test_breadcrumbs_do_not_revert_small_tensors(gamma, compat):
 # --- DELLA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank_by", ["rank", "magnitude"])
 def test_drop_by_magnitude_is_unbiased_and_keeps_as_often_as_stated(rank_by):
     """400 independent masks of 3 rows of 40: |z| < 4 for the number kept in all, and for the mean

@@ -119,6 +119,7 @@ def test_methods_differ_by_more_than_the_bound():
 # --- laws
 
 
+@pytest.mark.slow
 @law(0)
 def test_order_of_models_does_not_matter_but_in_opcm(label):
     models, base = problem()
@@ -157,6 +158,7 @@ def test_input_axis_transposes(label):
     assert np.abs(np.asarray(other - want)).max() > 0.01
 
 
+@pytest.mark.slow
 @law(1)
 def test_one_model_and_copies(label):
     """WUDI and OPCM (of matrices) give the model; the others what they say of its spectrum."""
@@ -314,6 +316,7 @@ def test_opcm_scopes():
 # --- degenerate inputs
 
 
+@pytest.mark.slow
 @law(3)
 def test_deltas_of_zero(label):
     """All frozen: the base, to the bit. One frozen: nothing is undefined, and the frozen model
@@ -340,6 +343,7 @@ def test_tiny_shapes(label):
             np.testing.assert_allclose(got, jnp.full(shape, 2.0), rtol=4 * EPS)
 
 
+@pytest.mark.slow
 @law_of_methods(4)
 def test_low_rank_antipodal_and_tiny_deltas(label):
     """For opposed deltas of rank 1 and size 1e-5, the result is finite, and in their span."""
@@ -418,6 +422,7 @@ def test_defect_tsv_copies_and_frozen_models():
     np.testing.assert_allclose(got, U[:, :2] * S[:2] @ Vt[:2], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_defect_iso_cts_negative_common_rank():
     """fusion_bench: (r - c) / M rounded up, times M, exceeds r: for c = 0, M = 3, r = 5
     it is round(5 / 3) * 3 = 6."""

@@ -143,6 +143,7 @@ def test_a_reason_has_the_innermost_line_of_the_users_source():
         assert spec_of(net, params, numbers).why["table", 0].endswith(line)
 
 
+@pytest.mark.slow
 def test_experts_that_are_looked_up_may_be_reordered():
     """No parameter reads the experts' space: the router numbers them, and stacks are looked up."""
 
@@ -377,6 +378,7 @@ def test_a_network_may_contain_a_key():
     assert layers[0].start == "b/{i}"
 
 
+@pytest.mark.slow
 def test_a_module_in_training_mode_is_noticed_and_kept():
     """Running statistics are written and not read, and dropout has its own numbers per unit."""
 
@@ -489,6 +491,7 @@ def _uncentred(h):
     return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norms", "words"),
     [

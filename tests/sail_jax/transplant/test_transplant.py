@@ -48,6 +48,7 @@ def test_pursuit_is_what_defines_it(k):
         np.testing.assert_allclose(found.coefficients[i], coefficients, rtol=0, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_pursuit_chooses_an_anchor_once():
     """The residual of the row is 0 after the first choice."""
     found = pursue(np.float32([[3, 0]]), np.eye(2, dtype=np.float32), 2)
@@ -68,6 +69,7 @@ def test_pursuit_is_that_of_scikit_learn():
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=100 * EPS * np.abs(theirs).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [4, WIDTH, 20])
 def test_a_linear_image_is_recovered_but_for_the_image_of_what_is_left(k):
     """b = a M gives b - r M, where r is left of the donor's row; r is 0 from k = width on."""
@@ -98,6 +100,7 @@ def test_anchors_beyond_the_rank_are_not_used():
     np.testing.assert_allclose(many.coefficients[:, :3], few.coefficients, rtol=0, atol=1e-4 * size)
 
 
+@pytest.mark.slow
 def test_anchors_that_are_nearly_parallel():
     """The residual of the sum is as small as that of least squares, except for rounding of the sum.
 
@@ -130,6 +133,7 @@ def test_rows_that_are_anchors_or_zero():
     assert np.count_nonzero(met.coefficients) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [2.0**-70, 2.0**60])
 def test_no_scale_changes_a_digit(scale):
     targets, anchors = rows()

@@ -461,6 +461,7 @@ def test_impossible_numbers_are_refused(call, message):
         call()
 
 
+@pytest.mark.slow
 def test_infinite_means_are_inf_when_asked_for_and_finite_without_noise():
     n = np.array([8, 9, 10, 11, 12])
     found = np.asarray(dl.scratch_risk(n=n, d=10, sigma=0.5, allow_infinite=True))

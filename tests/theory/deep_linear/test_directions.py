@@ -74,6 +74,7 @@ def test_two_directions_take_the_steps_of_the_whole_network(n):
     assert _gap(None, pretrained, s.x, s.y) < 1e-8
 
 
+@pytest.mark.slow
 def test_other_directions_do_not():
     """Without the gradient's direction, or with any other, weights from scratch grow elsewhere."""
     s, weights = _sample(D), _small(1e-5)

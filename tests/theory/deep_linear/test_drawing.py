@@ -14,6 +14,7 @@ def values(*args, **options):
     return np.asarray(ax.collections[0].get_array()).reshape(3, 3)
 
 
+@pytest.mark.slow
 def test_isotropic_covariance_is_the_limit():
     limit = risks.transferability_limit(
         "fine_tuning", load=np.array(LOADS), theta=np.array(ANGLES)[:, None], sigma=0.3
@@ -25,6 +26,7 @@ def test_isotropic_covariance_is_the_limit():
     np.testing.assert_allclose(scaled, 0.09 * limit, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_linear_transfer_agrees_with_drawn_data():
     """The null: the diagram's risk is the mean over 2,000 draws. |z| < 4 at each of three cells;
     1 % of the risk is 3 standard errors."""
@@ -44,6 +46,7 @@ def test_linear_transfer_agrees_with_drawn_data():
         assert abs(value - gain.mean()) < 4 * gain.std() / 2000**0.5
 
 
+@pytest.mark.slow
 def test_numbers_of_samples_are_the_axis():
     ax = deep_linear.phase_diagram("linear", d=10, n=[3, 5, 8], thetas=ANGLES, cmap="RdBu")
     assert ax.get_xlabel() == "samples $n$"

@@ -296,6 +296,7 @@ def test_l2sp_around_features_is_the_minimiser_with_two_penalties():
 # --- advice ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_advice_does_not_recommend_an_orthogonal_source():
     found = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2)
     assert (found.method, found.settings[found.method]["scale"]) == ("fixed direction", 0)
@@ -360,6 +361,7 @@ def test_methods_within_the_error_are_undecided_and_texts_are_refused():
         penalised.best_risk(n=[3, 4], d=9, distance=1.0, sigma=[0.1, 0.2, 0.3])
 
 
+@pytest.mark.slow
 def test_training_that_stops_has_its_best_multiple_of_the_source():
     """Other multiples, and other times, have more risk in the same law."""
     s, source = np.array([1.0, 0.3, 0.1]), np.array([1.0, -0.5, 0.8])

@@ -39,6 +39,7 @@ def followed(x, y, source, r):
     return end[:-1] * end[-1], end[-1] < 0
 
 
+@pytest.mark.slow
 def test_the_limit_is_the_end_of_the_flow_on_either_branch():
     """Draws data with different singular values and labels; half of the neurons change sign."""
     rng, turned = np.random.default_rng(5), []
@@ -53,6 +54,7 @@ def test_the_limit_is_the_end_of_the_flow_on_either_branch():
     assert 6 <= sum(turned) <= 18
 
 
+@pytest.mark.slow
 def test_the_opposite_task_helps_beyond_the_crossing_and_where_the_part_is_not_too_large():
     """At each border the difference to training from scratch changes its sign."""
     load, sigma = 0.4, np.array([[0.0], [0.3], [0.8]])

@@ -53,6 +53,7 @@ def risk_of(made, beta_t, metric=None):
     return risk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [3, 12])
 def test_least_squares_on_isotropic_inputs_has_the_known_risk(n):
     beta = TASKS[0] / np.linalg.norm(TASKS[0])
@@ -112,6 +113,7 @@ def _proximal(made, beta_t):
     return affine_weights(H).weights
 
 
+@pytest.mark.slow
 def test_what_a_sum_of_one_costs(made):
     """R_affine = R + (1 - e.a)^2 / e.G^-1 e, with G from the risks of single and of two sources."""
     beta_t, ones = TASKS[3], np.ones(3)

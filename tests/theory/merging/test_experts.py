@@ -30,6 +30,7 @@ def score(found, predicted):
     return (found.mean() - float(predicted)) / (found.std(ddof=1) / len(found) ** 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [2, pytest.param(24, marks=pytest.mark.slow)])
 def test_exact_laws_are_means_over_data_sets(points):
     """At random dimensions, curvatures, teachers, sizes and weights. z, so 4 is rarely exceeded."""
@@ -121,6 +122,7 @@ def test_curvatures_that_are_rotated_compare_as_one_curvature():
     )
 
 
+@pytest.mark.slow
 def test_no_penalty_has_an_effective_ridge_below_that_of_least_norm():
     one, kappa = np.ones(2), np.array([0.9, 1.0])
     found = merging.compared(one, one, 0 * one, n=1, tasks=2, sigma=1.0, kappa=kappa)
@@ -170,6 +172,7 @@ def test_regmean_needs_the_penalty_in_its_gram_matrices():
     assert apart(plain) > 0.1
 
 
+@pytest.mark.slow
 def test_the_best_numbers_as_weights_are_those_of_several_sources():
     rng = np.random.default_rng(2)
     tasks = RegressionTasks(
@@ -194,6 +197,7 @@ def test_isotropic_experts_are_the_dense_bed():
     assert float(found) == pytest.approx(2 * d * excess)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [20, pytest.param(1_000, marks=pytest.mark.slow)])
 def test_the_solver_finds_the_root_near_interpolation(points):
     rng = np.random.default_rng(0)

@@ -39,6 +39,7 @@ def test_chi_square_of_two_tasks_by_hand():
     close(merging.chi_square(w, form="printed"), 1 + 1 / 9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("centre", "steps", "noise", "share"), [(1.0, (1, 200), 1e-3, 0.88), (0.0, (1, 1), 1.0, 0.91)]
 )
@@ -74,6 +75,7 @@ def slow():
 # --- the testbed ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bed", [hasty, *(pytest.param(bed, marks=pytest.mark.slow) for bed in (mixed, slow))]
 )
@@ -181,6 +183,7 @@ def grid():
         yield replace(base, steps=steps, batch=batch, rate=rate, samples=samples)
 
 
+@pytest.mark.slow
 def test_corrected_bounds_hold():
     both = jax.jit(
         lambda t: (
@@ -380,6 +383,7 @@ def kept_by(name, d):
     return np.where(d * d.sum(0) > 0, d, 0) if name != "none" else d
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(["none", "elect", "ties"], "ties"))
 def test_effect_in_numpy(name):
     # built here: a transform counts digits of the precision it was built in

@@ -17,6 +17,7 @@ TIMES = np.array([0.0, 0.2, 1.0, 5.0, 300.0])
 RHO = np.array([1.4, -0.6, 0.0])[:, None]
 
 
+@pytest.mark.slow
 def test_a_direction_within_the_rows_is_an_aligned_mode():
     found = adapters.learned(TIMES, RHO, 1.7, row=0.3, overlap=1.0)
     expected = low_rank.displacement(TIMES, RHO, 1.7, b=0.0, a=np.sqrt(0.3))
@@ -42,6 +43,7 @@ def test_random_rows_are_equivalent_to_orthogonal_ones_that_start_alike():
     assert float(row**2 * overlap) == pytest.approx(p @ a @ a.T @ p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(6, 5), pytest.param((2, 7), marks=pytest.mark.slow)])
 def test_the_reduced_adapter_is_the_whole_one(shape):
     rng = np.random.default_rng(1)
@@ -90,6 +92,7 @@ def test_small_adapters_move_the_smaller_layer_alone_unless_layers_are_equal():
     np.testing.assert_allclose(shares, [1.0, 0.5, 0.0], atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("widths", "balance"),
     [

@@ -35,6 +35,7 @@ def test_the_flow_of_matrices_contains_that_of_modes():
     np.testing.assert_allclose(path[:, 0, 1], 0, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_the_flow_from_b_zero_and_a_random_a_is_that_of_the_adapter():
     """The usual start of LoRA has no closed form; SciPy integrates B and A themselves."""
     rng = np.random.default_rng(3)

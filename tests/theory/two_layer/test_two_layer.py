@@ -93,6 +93,7 @@ def slow(*cases):
 QUICK = ("wide, rank-deficient", "equal singular values")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", chosen(SUBJECTS, QUICK[0]))
 def test_flow_against_high_order_integration(subject):
     """Up to t = 300. Tolerance 1e-10: rtol 1e-13 of the integrator, amplified by growing modes."""
@@ -251,6 +252,7 @@ def test_bad_input_is_named(change, message):
         tl.flow(given.pop("start"), given.pop("target"), given.pop("times"), **given)
 
 
+@pytest.mark.slow
 def test_traced_problems_need_steps():
     few = jax.jit(lambda a: tl.flow(tl.identity_start(2, 1.0), a, [1.0, 9.0], steps=4).w1)
     found = few(jnp.eye(2))  # |F| = 2: 2 substeps, then 16
@@ -280,6 +282,7 @@ def test_a_mode_crosses_a_level_at_its_time():
     assert float(modes.mode(time, 1e-6, 1.2)) == pytest.approx(level, rel=1e-12, abs=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetric", [False, *slow(True)])
 def test_staircase_and_its_error_in_tau(symmetric):
     """theta(t_i) is the rank-i truncation up to e^{-C_i tau}; rates between tau = 8 and 12, to 2 %

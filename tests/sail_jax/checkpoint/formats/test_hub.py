@@ -98,6 +98,7 @@ def refused(text, **options):
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_a_model_is_downloaded_once(served, capsys):
     with open_checkpoint("org/model") as checkpoint:
         assert checkpoint.about() == [f"commit {served.commit('org/model')} is read"]

@@ -56,6 +56,7 @@ def _tree(rng, depth=3):
     return Pair(*children) if kind == "pair" else (list if kind == "list" else tuple)(children)
 
 
+@pytest.mark.slow
 def test_containers_within_one_another(tmp_path):
     rng = random.Random(0)
     with ocp.PyTreeCheckpointer() as checkpointer:

@@ -298,6 +298,7 @@ def test_a_method_merges_core_matrices(two, tmp_path, monkeypatch):
 # --- interrupts, memory, and what is refused
 
 
+@pytest.mark.slow
 def test_stopped_while_it_factors_it_resumes_to_the_same_bytes(tmp_path, monkeypatch):
     models(tmp_path)
     paths = tmp_path / "base", tmp_path / "tuned"
@@ -332,6 +333,7 @@ def test_stopped_while_it_factors_it_resumes_to_the_same_bytes(tmp_path, monkeyp
     assert extract_adapter(*paths, out, rank=2, run=RunOptions(resume=True)).unchanged
 
 
+@pytest.mark.slow
 def test_stopped_before_its_factors_are_laid_out_it_computes_none_again(tmp_path, monkeypatch):
     models(tmp_path)
     paths, out = (tmp_path / "base", tmp_path / "tuned"), tmp_path / "lora"
@@ -391,6 +393,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_one_line(two, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(two)
     base = load_checkpoint("base")
@@ -443,6 +446,7 @@ def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     assert "lost: model.norm.weight (shape [8], only matrices have factors)" in err
 
 
+@pytest.mark.slow
 def test_an_extracted_adapter_has_the_names_in_memory(tmp_path):
     """PEFT knows GPT-NeoX's head as lm_head; files have embed_out. `apply` finds it again."""
     model = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}

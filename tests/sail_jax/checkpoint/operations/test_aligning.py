@@ -281,6 +281,7 @@ def test_tensors_without_axes_are_compared(dtype, tmp_path):
     assert bits(load_checkpoint(tmp_path / "out")) == bits(want)
 
 
+@pytest.mark.slow
 def test_the_command_takes_tensors_without_axes(tmp_path, capsys):
     a, b, _, want = scaled(tmp_path, ml_dtypes.bfloat16)
     table = "axes: {in: hidden x*, out: y hidden*, scale: '', steps: ''}\n"
@@ -318,6 +319,7 @@ def test_clip_is_aligned_with_its_scale(pair, tmp_path):
     assert all(np.array_equal(out[name], x) for name, x in one.items())
 
 
+@pytest.mark.slow
 def test_a_recurrent_space_of_a_table_is_aligned(tmp_path):
     rng, order = np.random.default_rng(0), np.array([2, 0, 4, 1, 3])
     one = {

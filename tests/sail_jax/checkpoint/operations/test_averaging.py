@@ -117,6 +117,7 @@ def test_a_trainer_restores_the_run(run, tmp_path):
     assert "out" not in {p.name for p in folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_all_else_is_byte_for_byte(run, tmp_path):
     folder, _ = run
     average_checkpoints(f"{folder}@last:2", tmp_path / "out")

@@ -145,6 +145,7 @@ def interrupted(work, folder):
         work(folder, progress=stop)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("work", [merged, grown, pytest.param(aligned, marks=pytest.mark.slow)])
 def test_changed_before_it_is_resumed(laid, work):
     folder = laid("one")

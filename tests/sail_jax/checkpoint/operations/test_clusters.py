@@ -70,6 +70,7 @@ def merged(models, out, run, method="linear"):
     return merge_checkpoints(both, out, base=models / "base", method=method, run=run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["linear", SUMS], ids=["linear", "sums"])
 def test_tasks_make_the_bytes_of_one_process(models, tmp_path, method):
     (tmp_path / "one").mkdir()
@@ -84,6 +85,7 @@ def test_tasks_make_the_bytes_of_one_process(models, tmp_path, method):
     assert all(0 <= read <= total for read, total, _ in heard)
 
 
+@pytest.mark.slow
 def test_a_finished_output_is_compared_and_replaced_on_request(models, tmp_path):
     out = tmp_path / "out"
     first = merged(models, out, ON)
@@ -104,6 +106,7 @@ def test_a_finished_output_is_compared_and_replaced_on_request(models, tmp_path)
     assert [*tmp_path.glob(".*partial*")] == []
 
 
+@pytest.mark.slow
 def test_an_error_of_a_task_is_the_error_of_the_command(models, tmp_path):
     """And unfinished parts are continued on request only."""
     arrays = small_checkpoints.tensors(1) | {"lm_head.weight": np.full((20, 16), np.nan, "f")}
@@ -118,6 +121,7 @@ def test_an_error_of_a_task_is_the_error_of_the_command(models, tmp_path):
     assert (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["seal", "tidy", "tidied"])
 def test_a_join_that_was_interrupted_is_resumed(models, tmp_path, monkeypatch, at):
     out = tmp_path / "out"
@@ -145,6 +149,7 @@ def test_a_join_that_was_interrupted_is_resumed(models, tmp_path, monkeypatch, a
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 def test_averages_are_made_by_tasks(models, tmp_path):
     for run, place in ((RUN, "one"), (ON, "many")):
         both = [models / "a", models / "b"]

@@ -97,6 +97,7 @@ def kept_rows(base):
     return base[[BASE.index(text) for text in texts]]
 
 
+@pytest.mark.slow
 def test_rows_are_recovered_and_all_else_stays(pair, tmp_path, monkeypatch):
     """Rows that are linear images of the donor's are what the map makes of its new rows."""
     base, donor, M = pair()

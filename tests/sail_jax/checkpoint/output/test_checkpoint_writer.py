@@ -184,6 +184,7 @@ KILLED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "force", "keep"),
     [

@@ -126,6 +126,7 @@ def apart(monkeypatch):
     monkeypatch.setattr(streaming, "at_a_time", lambda *_: 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "method", "attempts"),
     [
@@ -269,6 +270,7 @@ def test_what_is_not_a_whole_set_of_parts_is_not_joined(models, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["seal", "tidy"])
 def test_a_join_that_was_killed_is_joined_again(models, tmp_path, monkeypatch, at):
     out, join = tmp_path / "out", replace(RUN, join=True)

@@ -43,6 +43,7 @@ GROWTHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", chosen(GROWTHS, "lemon, any size"))
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]
@@ -105,6 +106,7 @@ def test_threads_read_the_same(tmp_path):
     assert [*found] == [want] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["lemon", pytest.param("hypercloning", marks=pytest.mark.slow)])
 def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
     """This includes noise on copies, for which every leaf uses a separate key."""

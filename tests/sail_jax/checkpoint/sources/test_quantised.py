@@ -494,6 +494,7 @@ def test_commands_compute_with_the_weights(llamas, tmp_path, command):
         same(array, wanted[name])
 
 
+@pytest.mark.slow
 def test_codes_are_compared_as_weights(llamas):
     found = compare_checkpoints([llamas / "a", llamas / "a-plain"])
     assert found.equal.all()
