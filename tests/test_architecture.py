@@ -83,6 +83,7 @@ def test_imports_point_up_the_list(graph):
     assert wrong == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_circles(package, graph):
     own = {name: targets for name, targets in graph.items() if name.split(".")[0] == package}

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import soak_unless
+from cells import slow_unless, soak_unless
 
 from experiments.studies.ledger import attacks
 from theory import adversary, claims
@@ -129,7 +129,22 @@ def test_what_was_found_is_recorded_for_every_bound_that_is_attacked():
         assert set(found.terms) == set(claim.attack.without)
 
 
-@pytest.mark.parametrize("claim", SEARCHED, ids=lambda claim: claim.id)
+# The other side of these takes more than a third of a CPU-second.
+DEAR = {
+    "cross-task-linearity/T1-supremum-cube/ours", "cross-task-linearity/T1/ours",
+    "cross-task-linearity/L2-growth/ours", "overtrained/D.1-sharpening/ours",
+    "overtrained/A.25-direction/printed", "overtrained/LoRA-less/ours", "overtrained/A.17/open",
+    "overtrained/A.22-bound/open", "overtrained/P4.3/exact", "unified-merging/merge-bayes/ours",
+    "features-are-fate/T2.2-W1-lower/ours",
+}  # fmt: skip
+assert {claim.id for claim in SEARCHED} >= DEAR
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [slow_unless(claim.id not in DEAR, claim) for claim in SEARCHED],
+    ids=lambda claim: claim.id,
+)
 def test_recorded_problems_have_the_recorded_ratio(claim):
     """An error in a formula or a domain is noticed without a search."""
     found = RECORDED[claim.id]

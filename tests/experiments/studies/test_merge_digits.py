@@ -7,6 +7,7 @@ from tiny_runs import tiny_run
 from experiments.data import digits, image_tasks
 from experiments.lab import registry
 
+pytestmark = pytest.mark.slow
 md = registry.load("merge_digits")
 
 TINY = md.presets["tiny"]
@@ -58,7 +59,6 @@ def _ties(base, experts, density, scale):
     return _map(merge, base, *kept)
 
 
-@pytest.mark.slow
 def test_every_model_is_graded_as_numpy_does(ran):
     dataset, stages = ran
     pool = TINY.data.pool(TINY.seed)
@@ -95,7 +95,6 @@ def test_every_model_is_graded_as_numpy_does(ran):
             assert abs(found - _accuracy(middle, task, split.test[r])) < ONE
 
 
-@pytest.mark.slow
 def test_the_chosen_scale_is_the_best_one(ran):
     dataset, _ = ran
     best = dataset["validation"].max("scale")
