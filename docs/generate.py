@@ -11,6 +11,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import lookup, normalize
 
 import figures
 import gallery
@@ -697,13 +698,20 @@ def bibliography() -> dict[str, dict[str, str]]:
     Returns:
       The fields of each paper in `papers.bib`, by its key.
     """
-    text = (HERE / "papers.bib").read_text()
+    text = re.sub(r"\{\\(\W|u|v|c)\{?(\w)\}?\}", _accented, (HERE / "papers.bib").read_text())
     entries = re.findall(r"^@(?!software)\w+\{([\w-]+),\n(.*?)^\}", text, re.M | re.S)
     return {
         key: {name: " ".join(value.split())
               for name, value in re.findall(r"(\w+)\s*=\s*\{(.*?)\},?\n", body, re.S)}
         for key, body in entries
     }  # fmt: skip
+
+
+def _accented(letter: re.Match[str]) -> str:
+    """Converts a letter with an accent, such as `{\\u{g}}`, from BibTeX's form."""
+    accents = {"'": "acute accent", "`": "grave accent", '"': "diaeresis", "~": "tilde"}
+    accents |= {"^": "circumflex accent", "u": "breve", "v": "caron", "c": "cedilla"}
+    return normalize("NFC", letter[2] + lookup(f"combining {accents[letter[1]]}"))
 
 
 def _citation(paper: dict[str, str]) -> str:
