@@ -27,6 +27,9 @@ OTHER = "a different scale from the paper's"
 # Limits of the search for runs: the number of folders, and levels below the given directory.
 FOLDERS = 10_000
 DEPTH = 8
+# The largest number of fields in which a config differs from the preset that the page states.
+FEW = 3
+ALL = "all fields"
 
 
 def main(directory: str | Path, out: str | Path | None = None, looks: Looks = PNG) -> int:
@@ -189,16 +192,19 @@ def _run(place: Path, run: store.Run, pictures: _Pictures) -> pages.Section:
     dataset, figures = store.drawn(run, study, pictures.looks)
     findings = study.findings(dataset)
     heading = name if place.name == name or place == Path() else f"{name} ({place})"
-    preset = preset_of(study, record["config"])
-    scale = "the paper's scale" if (preset or "").startswith("paper") else OTHER
-    options = (f" --preset {preset}" if preset else "") + f" --seed {record['seed']}"
+    preset, changed = preset_of(study, record["config"])
+    exact = preset if not changed else ""
+    scale = "the paper's scale" if exact.startswith("paper") else OTHER
+    options = f" --preset {exact} --seed {record['seed']}"
+    few = len(changed) <= FEW and changed != [ALL]
+    nearest = f"{preset} with other {', '.join(changed)}" if few else "none: see config"
     details = {
-        "preset": preset or "none: see config",
+        "preset": exact or nearest,
         **({"scale": scale} if findings else {}),  # matters only next to printed figures
         **origin(dataset),
         "computing time": f"{float(dataset.attrs['wall_seconds']):.0f} s",
         "result": f"{store.RESULT}, SHA-256 {record['result']['sha256']}",
-        **({"again": f"sail-jax run {name}{options}"} if preset else {}),
+        **({"again": f"sail-jax run {name}{options}"} if exact else {}),
         "config": json.dumps(record["config"], ensure_ascii=False),
     }
     drawn = pictures(place, figures)
@@ -229,36 +235,35 @@ def _spelt(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def preset_of(study: Study, config: Mapping[str, Any]) -> str | None:
-    """Finds the preset of a study that a stored config equals, apart from the seed.
+def preset_of(study: Study, config: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Finds the preset of a study that is closest to a stored config, apart from the seed.
 
     A preset that equals the whole config has priority over one without a location of the data
-    (None). Of equal ones, the first is used.
+    (None). Of equally close ones, the first is used.
 
     Args:
       study: The study.
       config: The config as JSON data, as in `config.json`.
 
     Returns:
-      The name of the preset; None if no preset is equal.
+      The name of the preset, and the fields in which the config differs from it.
     """
-    for left_open in (False, True):
-        for name, preset in study.presets.items():
-            stated = {**store.config_record(preset), "seed": config.get("seed")}
-            if _says(stated, config, left_open=left_open):
-                return name
-    return None
+    records = {name: store.config_record(preset) for name, preset in study.presets.items()}
+    found = [
+        (name, _differing({**record, "seed": config.get("seed")}, config, left_open))
+        for left_open in (False, True)
+        for name, record in records.items()
+    ]
+    return min(found, key=lambda one: len(one[1]), default=("none", [ALL]))
 
 
-def _says(stated: object, actual: object, *, left_open: bool) -> bool:
-    """Returns whether a value, or every field of a group, is equal to a preset's."""
-    if isinstance(stated, dict):
-        return (
-            isinstance(actual, dict)
-            and stated.keys() == actual.keys()
-            and all(_says(stated[k], actual[k], left_open=left_open) for k in stated)
-        )
-    return stated == actual or (left_open and stated is None and isinstance(actual, str | list))
+def _differing(stated: object, actual: object, left_open: bool, at: str = "") -> list[str]:
+    """Returns the names of the fields of a config that differ from a preset's."""
+    if isinstance(stated, dict) and isinstance(actual, dict) and stated.keys() == actual.keys():
+        inner = ((f"{at}.{k}" if at else k, k) for k in stated)
+        return [x for n, k in inner for x in _differing(stated[k], actual[k], left_open, n)]
+    open_too = left_open and stated is None and isinstance(actual, str | list)
+    return [] if stated == actual or open_too else [at or ALL]
 
 
 def origin(dataset: "xr.Dataset") -> dict[str, str]:

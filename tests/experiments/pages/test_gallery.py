@@ -113,7 +113,7 @@ def test_every_finished_run_is_on_the_page(runs, capsys):
         ("preset", "default"),
         ("scale", "a different scale from the paper&#39;s"),
         ("again", "sail-jax run fake --preset default --seed 4"),
-        ("preset", "none: see config"),
+        ("preset", "default with other steps"),
         ("scale", "a different scale from the paper&#39;s"),
     ]
 
@@ -133,10 +133,10 @@ def test_a_preset_leaves_open_where_data_are_and_nothing_else():
     def told(**changes):
         return gallery.preset_of(study, store.config_record(varied(preset, seed=3, **changes)))
 
-    assert told() == told(data={"folder": "here"}) == "paper"
-    assert told(data={"name": "fashion", "folder": "here"}) is None
-    assert told(optimizer={"clip": 1.0}) is None
-    assert gallery.preset_of(study, {"seed": 3}) is None
+    assert told() == told(data={"folder": "here"}) == ("paper", [])
+    assert told(data={"name": "fashion", "folder": "here"}) == ("paper", ["data.name"])
+    assert told(optimizer={"clip": 1.0}) == ("paper", ["optimizer.clip"])
+    assert gallery.preset_of(study, {"seed": 3}) == ("default", ["all fields"])
 
 
 @pytest.mark.slow
