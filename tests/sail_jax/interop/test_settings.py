@@ -131,6 +131,28 @@ def test_sizes_in_proportion_to_entries_are_found():
         table.rules({"width": 10, "heads": 1})
 
 
+def test_an_axis_without_a_space_is_resized_with_the_only_fixed_space_of_its_sizes():
+    """Gains of a norm over a head, in which rotary positions fix the order of units."""
+    rules = {"blocks.0.q": "resid* (head turn)", "blocks.0.norm": "_", "blocks.0.scale": "_"}
+
+    def made(config):
+        width, heads, size = (config[k] for k in ("width", "heads", "head_dim"))
+        spaces = (Space("resid", width, ""), Space("head", heads, ""), Space("turn", size, "outer"))
+        found = Spec(tuple(Leaf(path, parse_axes(text)) for path, text in rules.items()), spaces)
+        shapes = {"blocks.0.q": (width, heads * size), "blocks.0.norm": (size,)}
+        return Network(found, shapes | {"blocks.0.scale": (heads,)})
+
+    table = probed({"width": 16, "heads": 2, "head_dim": 6}, made, names={}).table()
+    name = next(name for name, word in table.spaces.items() if word == "outer")
+    assert table.axes["blocks.0.norm"] == f"diag({name})"
+    assert table.axes["blocks.0.scale"] == "_"
+    # where only the width differs, an earlier table knows
+    again = probed(
+        {"width": 16, "heads": 2, "head_dim": 6}, made, only=["width"], names=table.axes
+    ).table()
+    assert again.axes == table.axes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "method"),
