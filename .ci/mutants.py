@@ -67,10 +67,10 @@ def failing(copy: Path, tests: Sequence[str], *options: str) -> list[str]:
         cwd=copy, env={**programs, **os.environ, "PYTHONPATH": str(copy)},
         capture_output=True, text=True, timeout=900,
     )  # fmt: skip
-    if done.returncode not in (0, 1):
+    if done.returncode not in (0, 1, 5):  # 5: no test of the room is quick
         raise RuntimeError(f"pytest {' '.join(tests)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     last = copy / ".pytest_cache/v/cache/lastfailed"
-    return list(json.loads(last.read_text())) if done.returncode else []
+    return list(json.loads(last.read_text())) if done.returncode == 1 else []
 
 
 def main(words: list[str]) -> int:

@@ -680,6 +680,10 @@ def _stopped(
     """
     rates = np.asarray(s[s > 0])
     times = np.geomspace(1e-2 / rates.max(), 1e3 / rates.min(), 256)
+    # The source gets the size of the target. The difference of risks would lose a smaller one.
+    sizes = [float(jnp.linalg.norm(v)) for v in (target, source)]
+    unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
+    source = unit * source
     from_zero, of_source, from_source = (
         np.asarray(training_time.flow_risk(s, offset, n=n, sigma=noise, times=times))
         for offset, noise in ((target, sigma), (source, 0.0), (target - source, sigma))
@@ -688,9 +692,10 @@ def _stopped(
     # Later the data have replaced the source, and its multiple has no effect.
     some = of_source > 1e-9 * of_source[0]
     scales = np.where(some, shared / np.where(some, of_source, 1.0), 0.0)
-    found = from_zero - scales * shared
+    found = np.maximum(from_zero - scales * shared, 0.0)
     best = int(np.argmin(found))
-    return jnp.asarray(found[best]), {"scale": float(scales[best]), "time": float(times[best])}
+    at = {"scale": unit * float(scales[best]), "time": float(times[best])}
+    return jnp.asarray(found[best]), at
 
 
 def _refits(n: ArrayLike, theta: ArrayLike, sigma: ArrayLike) -> dict[str, Array]:
