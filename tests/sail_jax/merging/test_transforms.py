@@ -361,7 +361,6 @@ def test_weights_cancel_against_their_own_size(size):
     assert reductions.weighted_mean(TaskVectors(delta, weight))["a"].tolist() == [6, 0]
 
 
-@pytest.mark.slow
 def test_l1_norms_are_restored_over_a_tensor_or_over_the_tree():
     delta = {"a": jnp.array([[1.0, 3.0]]), "z": jnp.array([[4.0, 8.0]])}
     weight = {"a": jnp.array([[0.0, 1.0]]), "z": jnp.array([[1.0, 0.0]])}
@@ -381,7 +380,6 @@ def election(columns, weights=None, **options):
     return elect(**options)(TaskVectors({"a": delta}, {"a": weight})).weight["a"].T.tolist()
 
 
-@pytest.mark.slow
 def test_elect_by_hand():
     one = [[3, -1, -1]]
     assert election(one, by="mass") == [[1, 0, 0]]
