@@ -4,12 +4,20 @@
     sail-jax bench all --preset long --out docs/performance     # what seldom changes
     python docs/performance.py
 
+A flame graph is drawn from samples of py-spy 0.4:
+
+    py-spy record --rate 500 --format raw --output stacks.txt -- sail-jax merge RECIPE OUT
+    python docs/performance.py stacks.txt
+
 `docs/performance/page.txt` is written by hand. The text that this module makes from the records
 replaces each line `{{ NAME }}` of that file. Each figure holds a digest of its records.
 """
 
 import io
 import json
+import re
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +27,9 @@ from markup import table
 HERE = Path(__file__).parent
 FOLDER = HERE / "performance"
 PAGE = HERE / "performance.md"
-NAMES = ("merge", "scale", "large", "caps")
+NAMES = ("merge", "scale", "large", "caps", "stacks")
 
-DRAWN = {"merges.svg": ("merge",), "scale.svg": ("scale", "large")}
+DRAWN = {"merges.svg": ("merge",), "scale.svg": ("scale", "large"), "flame.svg": ("stacks",)}
 """The records that each figure is drawn from."""
 
 Record = Mapping[str, Any]
@@ -274,7 +282,11 @@ def figures(found: Mapping[str, Record]) -> dict[str, str]:
     Returns:
       SVG by file name. Each has the digests of its records as its description.
     """
-    draw = {"merges.svg": lambda runs: _draw_merges(runs[0]), "scale.svg": _draw_scale}
+    draw = {
+        "merges.svg": lambda runs: _draw_merges(runs[0]),
+        "scale.svg": _draw_scale,
+        "flame.svg": lambda runs: _draw_flame(runs[0]),
+    }
     made = {}
     for name, drawn in DRAWN.items():
         runs = [found[record] for record in drawn if record in found]
@@ -382,8 +394,95 @@ def _draw_scale(runs: Sequence[Record]) -> Any:
     return fig
 
 
-def write() -> None:
-    """Writes the page and its figures."""
+# --- a flame graph
+
+_FRAME = re.compile(r"(?P<name>.*) \((?P<file>[^()]*)(:\d+)?\)")
+OURS = "sail_jax"
+WAITS = "stop_on_signals.watch"
+"""A thread that waits for signals, without using the processor."""
+LEAST = 0.004
+"""The smallest share of the samples of a drawn function."""
+
+
+def stacks(text: str) -> Record:
+    """Counts the samples of py-spy by function, from its raw output.
+
+    Frames of another package become one, and so do those that import a module.
+
+    Args:
+      text: A line `frame;frame;... count` for each stack.
+
+    Returns:
+      The record: the counts by stack, from the outermost function.
+    """
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        frames, _, count = line.rpartition(" ")
+        named: list[str] = []
+        for frame in frames.split(";"):
+            match = _FRAME.fullmatch(frame)
+            file = match["file"].split(":")[0] if match else ""
+            if match is None or file.startswith("<frozen"):
+                continue
+            room = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            package = room.split(".")[0] if "/" in file else "Python"
+            function = match["name"].replace(".<locals>", "").replace("<", "").replace(">", "")
+            inner = f"{function} ({room.removeprefix(OURS + '.')})"
+            label = inner if package == OURS else package
+            if match["name"] == "<module>":
+                label = f"import {room if package == OURS else package}"
+            if not named or named[-1] != label:
+                named.append(label)
+        if WAITS not in frames.replace(".<locals>", ""):
+            found[";".join(named)] += int(count)
+    return {"stacks": dict(found)}
+
+
+def _draw_flame(record: Record) -> Any:
+    """Rectangles of functions below their callers, as wide as their share of the samples."""
+    from matplotlib.patches import Rectangle
+
+    from sail_jax.drawing import style
+
+    total = sum(record["stacks"].values())
+    shares: Counter[tuple[str, ...]] = Counter()
+    for stack, count in record["stacks"].items():
+        names = tuple(stack.split(";"))
+        for depth in range(len(names)):
+            shares[names[: depth + 1]] += count / total
+    fig, axes = style.figure(1, 1, width=9.4, height=6)
+    ax, left, end = axes[0, 0], {(): 0.0}, Counter[tuple[str, ...]]()
+    deepest = 0
+    # Callers come before the functions that they call, and the widest of these first.
+    for names in sorted(shares, key=lambda names: (len(names), -shares[names])):
+        above, share = names[:-1], shares[names]
+        if share < LEAST or above not in left:
+            continue
+        left[names] = left[above] + end[above]
+        end[above] += share
+        depth, deepest = len(names), max(deepest, len(names))
+        color = style.PALETTE[0] if "(" in names[-1] else style.PALETTE[1]
+        if names[-1].startswith("import"):
+            color = style.FAINT
+        at = (100 * left[names], -depth)
+        box = Rectangle(
+            at, 100 * share, 0.96, facecolor=color, alpha=0.45, edgecolor="white", lw=0.5
+        )
+        ax.add_patch(box)
+        if share > 0.02:
+            text = names[-1][: int(155 * share)]
+            ax.text(at[0] + 0.15, at[1] + 0.45, text, fontsize=7, va="center", clip_on=True)
+    ax.set(xlim=(0, 100), ylim=(-deepest - 0.1, 0.1), yticks=[])
+    ax.set_xlabel("share of CPU time, %", fontsize=10)
+    ax.spines[["left", "top", "right"]].set_visible(False)
+    return fig
+
+
+def write(sampled: str = "") -> None:
+    """Writes the page and its figures, and first the record of samples if a file is given."""
+    if sampled:
+        text = json.dumps(stacks(Path(sampled).read_text()), indent=0, sort_keys=True)
+        (FOLDER / "stacks.json").write_text(text + "\n")
     found = records()
     PAGE.write_text(page(found, (FOLDER / "page.txt").read_text()))
     for name, text in figures(found).items():
@@ -391,4 +490,4 @@ def write() -> None:
 
 
 if __name__ == "__main__":
-    write()
+    write(*sys.argv[1:])

@@ -753,7 +753,6 @@ def test_a_recipe_names_no_code_to_run(models, tmp_path):
         merge_recipe(recipe, tmp_path / "out")
 
 
-@pytest.mark.slow
 def test_a_stream_without_a_space_is_named_and_not_the_input(tmp_path, capsys):
     """XGLM: positions that are computed are added to the embedding, so its table has no stream."""
     rng, d, hidden, vocab = np.random.default_rng(0), 8, 12, 20

@@ -45,7 +45,6 @@ def call(capsys):
     return call
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "piece"),
     [
@@ -81,7 +80,6 @@ def test_streamed_is_what_the_probe_finds(k, piece, saved, monkeypatch):
     assert (found.equal == np.eye(k, dtype=bool)).all()
 
 
-@pytest.mark.slow
 def test_unrelated_changes_show_the_baseline(tmp_path):
     """Independent Gaussian changes: signs differ with probability 1 - 2^(1 - k), cosines are
     N(0, 1 / n); |z| < 4."""

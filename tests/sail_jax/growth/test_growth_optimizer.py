@@ -193,7 +193,6 @@ def test_trajectory_under_duplication(name, optimizer):
         assert max(jax.tree.leaves(gap)) > 10 * CLOSE
 
 
-@pytest.mark.slow
 def test_state_is_what_the_gradients_of_the_grown_network_would_have_left():
     maps = DUPLICATIONS["uneven"]
     transform = optax.scale_by_adam()

@@ -83,7 +83,6 @@ def test_scores_and_units_against_numpy():
     assert attend(new, X).shape == (5, 2)
 
 
-@pytest.mark.slow
 def test_a_pruned_network_computes_what_one_with_zeros_does():
     p, s = attention()
     new, _ = grow(p, {}, {"stream": 4, "head": 2, "hidden": 3}, "magnitude", rules=s)

@@ -89,9 +89,8 @@ def random_law(seed):
     return law(network.apply, network.params, [x], rng, lambda paths: stated(network, paths))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "kind", [slow_unless(k in ("siamese", "graph", "hyper_network"), k) for k in KINDS]
+    "kind", [slow_unless(k == "hyper_network", k) for k in KINDS]
 )
 def test_spaces_of_networks_of_many_kinds_are_moved_grown_and_pruned(kind):
     net, params, inputs, fixed = KINDS[kind]()

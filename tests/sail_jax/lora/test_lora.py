@@ -185,7 +185,6 @@ def test_truncation_is_exact_at_the_rank_and_shares_singular_values():
     )
 
 
-@pytest.mark.slow
 def test_energy_is_the_least_rank_that_has_it():
     delta = np.diag([3.0, 2.0, 1.0]).astype("f")  # squares 9, 4, 1 of 14
     ranks = [lora.truncate(delta, energy=e)[0].rank for e in (0.1, 9 / 14, 0.65, 13 / 14, 1.0)]

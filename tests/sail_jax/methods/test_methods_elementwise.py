@@ -769,7 +769,6 @@ def test_localized_models_of_degenerate_inputs(build):
         build(models, base).model(base, 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
 def test_a_leaf_without_entries_has_a_mask_for_each_model(build):
     models = [{"w": jnp.full(2, 1.0 + k), "empty": jnp.zeros((0, 3))} for k in range(2)]

@@ -253,12 +253,11 @@ def test_addition_by_definition(k):
     close(found.gap[2, 1], np.linalg.norm(features(edited, x)[2] - right) / np.linalg.norm(right))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "members", "shares"),
     [
         ("midpoint", [(0.6, 0.4), (1.4, -0.4)], (0.5, 0.5)),
-        ("reflection", [(1, 0), (0.6, 0.4)], (2, -1)),
+        slow_unless(False, "reflection", [(1, 0), (0.6, 0.4)], (2, -1)),
     ],
 )
 def test_negation_by_definition(form, members, shares):
@@ -1019,7 +1018,6 @@ def test_memory_does_not_grow_with_points_and_batches():
     assert needs(4096, 4, None) > 5 * small
 
 
-@pytest.mark.slow
 def test_a_residual_is_that_of_its_ritz_vector():
     """|A y - value y| of two steps in three dimensions."""
     A = np.float32([[2, 1, 0], [1, -1, 3], [0, 3, 1]])

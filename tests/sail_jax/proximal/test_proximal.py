@@ -265,7 +265,6 @@ def quadratic(params, batch):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "constraint"), diagonal([3, 0], ["none", "affine", "simplex"]))
 def test_from_loss_finds_the_proximal_parameter_of_a_quadratic(steps, constraint):
     """SGD shrinks the distance from the optimum by (1 - eta)^k: the best weights are eq. 4's."""

@@ -491,7 +491,6 @@ def _uncentred(h):
     return h * jax.lax.rsqrt((h * h).mean(-1, keepdims=True) + 1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("norms", "words"),
     [

@@ -48,7 +48,6 @@ def test_pursuit_is_what_defines_it(k):
         np.testing.assert_allclose(found.coefficients[i], coefficients, rtol=0, atol=tolerance)
 
 
-@pytest.mark.slow
 def test_pursuit_chooses_an_anchor_once():
     """The residual of the row is 0 after the first choice."""
     found = pursue(np.float32([[3, 0]]), np.eye(2, dtype=np.float32), 2)

@@ -46,7 +46,6 @@ def test_linear_transfer_agrees_with_drawn_data():
         assert abs(value - gain.mean()) < 4 * gain.std() / 2000**0.5
 
 
-@pytest.mark.slow
 def test_numbers_of_samples_are_the_axis():
     ax = deep_linear.phase_diagram("linear", d=10, n=[3, 5, 8], thetas=ANGLES, cmap="RdBu")
     assert ax.get_xlabel() == "samples $n$"

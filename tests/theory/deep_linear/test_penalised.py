@@ -296,7 +296,6 @@ def test_l2sp_around_features_is_the_minimiser_with_two_penalties():
 # --- advice ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_advice_does_not_recommend_an_orthogonal_source():
     found = advice.advise(n=98, d=100, theta=pi / 2, sigma=0.2)
     assert (found.method, found.settings[found.method]["scale"]) == ("fixed direction", 0)
@@ -361,22 +360,24 @@ def test_methods_within_the_error_are_undecided_and_texts_are_refused():
         penalised.best_risk(n=[3, 4], d=9, distance=1.0, sigma=[0.1, 0.2, 0.3])
 
 
-@pytest.mark.slow
 def test_training_that_stops_has_its_best_multiple_of_the_source():
     """Other multiples, and other times, have more risk in the same law."""
     s, source = np.array([1.0, 0.3, 0.1]), np.array([1.0, -0.5, 0.8])
     target = np.array([0.5, 0.2, 0.7])
-    found = advice.advise_tasks(source, target, n=20, sigma=0.5, inputs=np.diag(s))
-    risk, at = found.risks["early stopping"], found.settings["early stopping"]
+    risk, at = advice._stopped(*map(jnp.asarray, (s, source, target)), 20, 0.5)
 
     def other(scale, time):
         offset = target - scale * at["scale"] * source
         times = [time * at["time"]]
         return float(training_time.flow_risk(s, offset, n=20, sigma=0.5, times=times)[0])
 
-    assert other(1, 1) == pytest.approx(risk, rel=1e-6)
+    assert other(1, 1) == pytest.approx(float(risk), rel=1e-6)
     for scale, time in ((0.9, 1), (1.1, 1), (1, 0.8), (1, 1.25)):
         assert other(scale, time) > risk
+    for size in (1e-9, 1e9):  # the multiple is free, so nothing but the multiple changes
+        again, of = advice._stopped(*map(jnp.asarray, (s, size * source, target)), 20, 0.5)
+        assert float(again) == pytest.approx(float(risk), rel=1e-5)
+        assert size * of["scale"] == pytest.approx(at["scale"], rel=1e-5)
 
 
 def test_advice_is_shown_whatever_is_known_of_its_risks():

@@ -39,7 +39,6 @@ def test_chi_square_of_two_tasks_by_hand():
     close(merging.chi_square(w, form="printed"), 1 + 1 / 9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("centre", "steps", "noise", "share"), [(1.0, (1, 200), 1e-3, 0.88), (0.0, (1, 1), 1.0, 0.91)]
 )
@@ -183,7 +182,6 @@ def grid():
         yield replace(base, steps=steps, batch=batch, rate=rate, samples=samples)
 
 
-@pytest.mark.slow
 def test_corrected_bounds_hold():
     both = jax.jit(
         lambda t: (

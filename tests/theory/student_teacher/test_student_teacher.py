@@ -192,7 +192,6 @@ def test_projection_is_least_squares_of_the_population():
     )
 
 
-@pytest.mark.slow
 def test_a_teacher_lies_in_its_own_span():
     _, g = nets()
     found = st.project(g.w, g)

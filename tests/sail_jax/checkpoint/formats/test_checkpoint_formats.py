@@ -143,7 +143,6 @@ def test_numpy_reads_ours_and_we_read_theirs(tmp_path):
             np.testing.assert_array_equal(out, np.arange(2.0, 7.0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [2**30, 40])
 def test_msgpack_is_flax_byte_for_byte(tmp_path, monkeypatch, chunk):
     flax = pytest.importorskip("flax.serialization")
