@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import chosen, slow, soak, soak_unless
+from cells import chosen, soak, soak_unless
 from known_networks import EPS, GOLDEN, TOKENS, weights
 
 from experiments.models.attention import attend
@@ -192,7 +192,7 @@ def drawn(module, *inputs):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", *slow("gpt", "olmo"), *soak(*SLOW)])
+@pytest.mark.parametrize("name", ["llama", "gpt", "olmo", *soak(*SLOW)])
 def test_no_token_sees_what_follows(name):
     apply = run(DECODERS[name])
     told = apply(variables(name), WORDS)
@@ -205,7 +205,7 @@ def test_no_token_sees_what_follows(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", *slow("gpt")])
+@pytest.mark.parametrize("name", ["llama", "gpt"])
 def test_sequences_may_be_short_but_not_long(name):
     module = DECODERS[name]
     f = run(module)
@@ -228,7 +228,7 @@ def test_features_of_every_block_are_shown(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [GPT, *slow(Llama)])
+@pytest.mark.parametrize("kind", [GPT, Llama])
 def test_dropout_is_of_training_alone(kind):
     made = kind(**SMALL | {"layers": 1, "heads": 2, "dropout": 0.5})
     v = drawn(made, WORDS)
@@ -586,7 +586,7 @@ def saved(folder, c, tensors):
     "name",
     [
         "gpt2, base names",
-        *slow("olmo"),
+        "olmo",
         *(soak_unless(False, name) for name in ("gpt2", "llama", "llama, tied")),
     ],
 )

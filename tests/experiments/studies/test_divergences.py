@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import slow_unless
 
 from sail_jax import distances
 from theory import problems
@@ -210,7 +209,7 @@ DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow_unless(name not in DEAR, name) for name in FUNCTIONS])
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_broadcasting_jit_vmap_and_float32(name):
     distance = FUNCTIONS[name]
     targets = np.stack([E1, E2, -E1, E1 + 1e-3 * E2])

@@ -63,11 +63,11 @@ def _perturbed(config):
 @pytest.mark.parametrize(
     ("config", "method", "lossless"),
     [
-        pytest.param(GPT, "hypercloning", True, marks=pytest.mark.slow),
-        pytest.param(DEPTH, "llama_pro", True, marks=pytest.mark.slow),
-        pytest.param(DEPTH, "stack", False, marks=pytest.mark.slow),
+        (GPT, "hypercloning", True),
+        (DEPTH, "llama_pro", True),
+        (DEPTH, "stack", False),
         (MLP, "lemon", True),
-        pytest.param(RESNET, "hypercloning", True, marks=pytest.mark.slow),
+        (RESNET, "hypercloning", True),
     ],
 )
 def test_lossless_growth_starts_at_the_loss_of_the_source(config, method, lossless):

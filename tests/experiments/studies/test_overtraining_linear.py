@@ -26,9 +26,9 @@ SMALL = {
     [
         "anchor",
         "learning_rate",
-        pytest.param("perturbation", marks=pytest.mark.slow),
-        pytest.param("sensitivity", marks=pytest.mark.slow),
-        pytest.param("trade_off", marks=pytest.mark.slow),
+        "perturbation",
+        "sensitivity",
+        "trade_off",
     ],
 )
 def test_networks_follow_the_closed_forms(name):

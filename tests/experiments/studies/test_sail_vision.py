@@ -307,8 +307,8 @@ def test_depth_repeats_the_last_block_of_a_stage():
     [
         "uniform_soup",
         "first",
-        pytest.param("sail", marks=pytest.mark.slow),
-        pytest.param("net2net", marks=pytest.mark.slow),
+        "sail",
+        "net2net",
     ],
 )
 def test_starts_are_sums_of_the_transformed_sources(way, grown):

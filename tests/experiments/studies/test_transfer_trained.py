@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from cells import slow
 
 from experiments.lab import registry, store
 from experiments.lab.config import varied
@@ -88,7 +87,7 @@ def test_wide_balanced_networks_of_rank_one_take_the_steps_of_a_narrow_one(depth
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("depth", [2, *slow(3)])
+@pytest.mark.parametrize("depth", [2, 3])
 def test_descent_leaves_its_flow_by_terms_of_first_order_in_the_rate(depth):
     """Half the rate gives half the gap; extrapolated to rate 0, the remainder is of second order,
     plus the error of the Runge-Kutta scheme, STEP^5 / 120 per step.
@@ -162,7 +161,7 @@ def test_networks_that_do_not_exist_are_named(call, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [D, *slow(3, 20)])
+@pytest.mark.parametrize("n", [D, 3, 20])
 def test_condensed_data_have_the_losses_of_the_first_samples(n):
     x, noise = jax.random.normal(jax.random.key(0), (20, D)), jnp.arange(20.0) / 10
     rows, kept = trained._condensed(x, noise, jnp.array(n))

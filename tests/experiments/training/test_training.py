@@ -188,7 +188,7 @@ def test_only_what_is_decayed_shrinks_and_by_the_rate():
     ("rule", "reference"),
     [
         ("adamw", lambda rate, mask: optax.adamw(rate, weight_decay=0.1, mask=mask)),
-        pytest.param("adam", lambda rate, mask: optax.adam(rate), marks=pytest.mark.slow),
+        ("adam", lambda rate, mask: optax.adam(rate)),
         ("sgd", lambda rate, mask: optax.sgd(rate, 0.9)),
     ],
 )
@@ -227,7 +227,7 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],
+    [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw")],
 )
 def test_accumulation_equals_the_big_batch(rule):
     whole, seen = taken(Training(rule), 3)
@@ -396,7 +396,7 @@ def test_the_rows_are_of_every_step_and_fall(whole):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("at", "stored"), [pytest.param(2, None, marks=pytest.mark.slow), (8, 6)])
+@pytest.mark.parametrize(("at", "stored"), [(2, None), (8, 6)])
 def test_resuming_equals_never_having_stopped(tmp_path, whole, at, stored):
     with pytest.raises(DiedError):
         learn(tmp_path, batch=dying(at))
@@ -757,7 +757,7 @@ def test_many_devices_learn_what_one_does(tmp_path, processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2-small", pytest.param("llama-tiny", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["gpt2-small", "llama-tiny"])
 def test_the_model_s_operations_are_those_xla_counts(name):
     """The count leaves out what is not a product of matrices, and all of softmax and norms: some
     percent at this width."""

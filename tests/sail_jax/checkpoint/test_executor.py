@@ -117,8 +117,8 @@ def test_bytes_do_not_depend_on_threads_or_memory(name, compat):
     ("name", "options"),
     [
         ("ties", {"scope": "tree"}),
-        pytest.param("ties", {"scope": "tensor"}, marks=pytest.mark.slow),
-        pytest.param("dare_ties", {}, marks=pytest.mark.slow),
+        ("ties", {"scope": "tensor"}),
+        ("dare_ties", {}),
     ],
 )
 def test_exactly_as_many_entries_are_kept_as_in_memory(name, options, monkeypatch):
@@ -166,7 +166,7 @@ def test_transforms_of_every_form():
     [
         ("ties", {"scope": "tree"}),
         *(
-            pytest.param(*cell, marks=pytest.mark.slow)
+            cell
             for cell in (
                 ("ties", {"scope": "tensor"}),
                 ("breadcrumbs", {"scope": "tree"}),
@@ -340,7 +340,7 @@ def test_which_methods_do_not_look_at_their_inputs():
 
 @pytest.mark.slow
 @merge_cases.each_method(SHOWING, quick=("linear", "slerp"), slow=SHOWING)
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow(np.float16, np.float32)])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.float32])
 def test_a_bad_input_is_found_from_the_outcome_and_named(name, dtype, monkeypatch):
     """In any model or the base, in the first or the last piece, for any weights."""
     merge_cases.in_small_pieces(monkeypatch)

@@ -7,7 +7,7 @@ from collections import Counter
 import jax
 import numpy as np
 import pytest
-from cells import chosen, slow
+from cells import chosen
 from known_networks import GOLDEN, NAMES, model
 from small_checkpoints import save
 
@@ -105,7 +105,7 @@ def test_stages_differ_and_their_blocks_may_not():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [llama, *slow(resnet)])
+@pytest.mark.parametrize("make", [llama, resnet])
 def test_the_drawing_is_legible(make):
     """No label covers another, none leaves the page, at sizes that can be read."""
     config, shapes = make()

@@ -178,7 +178,7 @@ NAMES = [name for name in GOLDEN if architectures.of(GOLDEN[name]["config"]).log
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", *(
-    pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "gpt2")])  # fmt: skip
+    n for n in NAMES if n != "gpt2")])  # fmt: skip
 def test_layers_are_seen_and_replaced(name):
     """A network's own features, inserted again, change nothing; others change the outputs."""
     m, config = model(name), GOLDEN[name]["config"]

@@ -6,7 +6,6 @@ import os
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import slow
 from safetensors.numpy import load_file, save_file
 from small_checkpoints import CONFIG, tensors
 
@@ -330,7 +329,7 @@ def test_a_config_that_nothing_can_mend_is_refused(tmp_path, run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["grow", *slow("align")])
+@pytest.mark.parametrize("command", ["grow", "align"])
 def test_what_align_and_grow_write_follows_its_tensors_too(tmp_path, capsys, command):
     about = {"quantization_config": {"quant_method": "bitsandbytes"}, "torch_dtype": "float16"}
     a, b = write(tmp_path / "a", 1), write(tmp_path / "b", 2, **about)

@@ -247,7 +247,7 @@ METHODS = {
     "optimizer",
     [
         pytest.param(optax.adam(1e-2), id="adam"),
-        pytest.param(optax.sgd(1e-2, momentum=0.9), id="sgd", marks=pytest.mark.slow),
+        pytest.param(optax.sgd(1e-2, momentum=0.9), id="sgd"),
     ],
 )
 def test_learning_lowers_the_loss_with_the_source_frozen(name, optimizer):

@@ -13,7 +13,7 @@ import known_networks as models
 import numpy as np
 import olmo2
 import pytest
-from cells import chosen, slow_unless, soak_unless
+from cells import chosen, soak_unless
 
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
@@ -135,7 +135,7 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(NAMES, "llama, tied, stretched"))
+@pytest.mark.parametrize("name", NAMES)
 def test_lemon_doubles_any_network(name):
     """Twice as wide and twice as deep; not deeper where norms follow the sums, and by
     identities where layers are a chain."""
@@ -164,7 +164,7 @@ def test_lemon_doubles_any_network(name):
 @pytest.mark.parametrize(
     "name",
     [
-        slow_unless(n == "LlamaForTokenClassification", n)
+        n
         for n in models.HEADS
         if n not in (*models.BASES, "GPT2DoubleHeadsModel", "GraniteMoeSharedForCausalLM")
     ],

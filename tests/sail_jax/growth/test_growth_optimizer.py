@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import chosen, slow_unless
 
 from sail_jax import growth
 from sail_jax.basis.change_basis import change_basis
@@ -120,7 +119,7 @@ def carried(optimizer, params, s, maps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(OPTIMIZERS, "momentum", "adam"))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_trajectory_under_permutation(name):
     optimizer = OPTIMIZERS[name]
     before, new, state, report = carried(optimizer, PARAMS, SPEC, PERMUTED)
@@ -169,11 +168,7 @@ DUPLICATIONS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "name"),
-    [
-        slow_unless((optimizer, name) == ("adam", "uneven shares"), optimizer, name)
-        for optimizer in ("sgd", "adam")
-        for name in DUPLICATIONS
-    ],
+    [(optimizer, name) for optimizer in ("sgd", "adam") for name in DUPLICATIONS],
 )
 def test_trajectory_under_duplication(name, optimizer):
     """The state of the grown network is that which its own gradients would have left, and with

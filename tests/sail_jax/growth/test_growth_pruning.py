@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import known_networks as models
 import numpy as np
 import pytest
-from cells import slow
 from small_checkpoints import CONFIG, tensors
 
 from sail_jax import change_basis, spec_of
@@ -106,7 +105,7 @@ def test_a_pruned_network_computes_what_one_with_zeros_does():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["hypercloning", *slow("net2net")])
+@pytest.mark.parametrize("method", ["hypercloning", "net2net"])
 def test_copies_are_removed_without_a_loss(method):
     p, s = attention()
     sizes = {"stream": 12, "head": 8, "hidden": 14}

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import slow_unless
 from flax import nnx
 
 from sail_jax import architectures, check_spec, spec_of
@@ -102,7 +101,7 @@ def test_every_entry_lies_where_maxtext_reads_it():
 @pytest.mark.parametrize(
     ("framework", "kind"),
     [
-        slow_unless(kind == quick, framework, kind)
+        (framework, kind)
         for framework, quick in (("maxtext", "llama31"), ("tunix", "qwen3"))
         for kind in ("llama", "llama31", "qwen2", "qwen3")
     ],

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import of_law, slow
+from cells import of_law
 from merge_cases import compilations, streamed
 
 from sail_jax import Merge
@@ -216,7 +216,7 @@ def test_the_example_of_the_module():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("visit", [Whole, *slow(Binned)], ids=["bit by bit", "in bins"])
+@pytest.mark.parametrize("visit", [Whole, Binned], ids=["bit by bit", "in bins"])
 def test_thresholds_are_those_of_a_sort(visit):
     """Tests few keys with many ties, and keys over the whole range, for two tasks at once."""
     size = leafwise.SMALL + 1 if visit is Binned else 999
@@ -255,7 +255,7 @@ def test_another_traced_density_compiles_nothing(caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [8, *slow(16)])
+@pytest.mark.parametrize("bits", [8, 16])
 def test_histogram_counts_digits_under_a_head(bits):
     top = 2 ** (bits + 2)
     keys = np.random.default_rng(0).integers(0, top, (2, 30, 50)).astype(np.uint32)
@@ -327,7 +327,7 @@ def test_the_first_of_equal_keys_are_taken():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bits", [8, *slow(16)])
+@pytest.mark.parametrize("bits", [8, 16])
 def test_digits_of_any_width_find_the_same(bits, monkeypatch):
     """Pieces one after another with histograms, against the loop of a trace bit by bit. Quarters
     below 2 and 64 times as much add up exactly."""

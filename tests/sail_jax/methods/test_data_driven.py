@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import chosen
 
 from sail_jax import Merge
 from sail_jax.methods import linear
@@ -125,7 +124,7 @@ def test_jit_equals_eager(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(METHODS, "regmean"))
+@pytest.mark.parametrize("name", METHODS)
 def test_gradient_in_weights_and_statistics(name):
     """Against central differences in float64: truncation h^2, rounding 1e-16 * 1e2 / h."""
     method, argument, make = METHODS[name]

@@ -8,7 +8,7 @@ import merge_cases
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import diagonal, slow, slow_unless
+from cells import diagonal, slow_unless
 from flax import nnx
 
 from sail_jax import merge_checkpoints, methods
@@ -137,7 +137,7 @@ def test_defined_or_refused(name, compat, case):
     quick=("ties",),
     slow=merge_cases.NAMES,
 )
-@pytest.mark.parametrize("compat", ["mergekit", *slow("paper")])
+@pytest.mark.parametrize("compat", ["mergekit", "paper"])
 def test_density_one_keeps_everything(name, compat):
     got = outcome(name, TUNED, BASE, None, density=1.0, compat=compat)
     for leaf in BASE:
@@ -239,7 +239,7 @@ def test_scale_changes_nothing_but_scale_under_jit(name):
     ("name", "options"),
     [
         ("slerp", {}),
-        pytest.param("opcm", {}, marks=pytest.mark.slow),
+        ("opcm", {}),
         pytest.param("della", {"compat": "mergekit"}, marks=pytest.mark.soak),
         pytest.param("sce", {}, marks=pytest.mark.soak),
     ],

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import chosen, slow_unless, soak_unless
+from cells import slow_unless, soak_unless
 from jax import lax
 
 from sail_jax import Merge, methods, transforms
@@ -329,7 +329,7 @@ def test_surgery_descends_the_distance_of_features():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(LEARN, "adamerging"))
+@pytest.mark.parametrize("name", LEARN)
 def test_identical_models(name):
     """A convex mean of equals is that model; task vectors of equals add up."""
     ms, base = problem()
@@ -407,7 +407,7 @@ def test_one_model(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(LEARN, "learned_soup"))
+@pytest.mark.parametrize("name", LEARN)
 def test_dtypes_are_the_bases_and_integers_are_copied(name):
     ms, base = problem(jnp.bfloat16)
     got = LEARN[name](ms, base)

@@ -193,7 +193,7 @@ def test_agrees_with_the_reference(label, full):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, *slow(jnp.float16)])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @law_of_methods(0)
 def test_agrees_with_the_reference_in_half_precision(label, dtype):
     models, base = matrices(problem(label, dtype))
@@ -367,7 +367,7 @@ SMOOTH_TOO = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", [SMOOTH[0], *slow(*SMOOTH[1:]), *soak(*SMOOTH_TOO)])
+@pytest.mark.parametrize("label", [*SMOOTH, *soak(*SMOOTH_TOO)])
 def test_gradient_in_the_models(label):
     """Along a random direction, against central differences in float64: masks are constant in a
     neighbourhood; truncation h^2, rounding 1e-16 * 1e3 / h."""
@@ -397,7 +397,11 @@ def test_gradient_in_the_models(label):
     "label",
     [
         *("pcb", "linear sum", "ties sum"),
-        *slow("sce", "task_arithmetic", "ties tensor", "dare_ties", "dare_linear mean"),
+        "sce",
+        "task_arithmetic",
+        "ties tensor",
+        "dare_ties",
+        "dare_linear mean",
         *soak("breadcrumbs_ties", "consensus ties"),
     ],
 )
@@ -752,7 +756,7 @@ def test_tall_masks_agree_with_the_reference(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", [methods.emr, *slow(methods.tall_masks)])
+@pytest.mark.parametrize("build", [methods.emr, methods.tall_masks])
 def test_localized_models_of_degenerate_inputs(build):
     """A single model is returned unchanged, models equal to the base give the base
     (fusion_bench: NaN), and jit agrees."""

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import slow
 from scipy import integrate
 
 from theory import claims, problems
@@ -58,7 +57,7 @@ def _gap(hidden, weights, x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [8, *slow(D, 30)])
+@pytest.mark.parametrize("n", [8, D, 30])
 def test_two_directions_take_the_steps_of_the_whole_network(n):
     """Both from scratch and after pretraining, whose weights are put back in their place."""
     s, source = _sample(n), directions.of_task(_sample(n).beta_s)

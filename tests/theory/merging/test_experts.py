@@ -31,7 +31,7 @@ def score(found, predicted):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("points", [2, pytest.param(24, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("points", [2, 24])
 def test_exact_laws_are_means_over_data_sets(points):
     """At random dimensions, curvatures, teachers, sizes and weights. z, so 4 is rarely exceeded."""
     rng, scores = np.random.default_rng(points), []
@@ -198,7 +198,7 @@ def test_isotropic_experts_are_the_dense_bed():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("points", [20, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("points", [20, 1_000])
 def test_the_solver_finds_the_root_near_interpolation(points):
     rng = np.random.default_rng(0)
     for _ in range(points):

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from cells import chosen
 from jax.flatten_util import ravel_pytree
 
 from sail_jax.merging.combining import chain
@@ -75,9 +74,7 @@ def slow():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "bed", [hasty, *(pytest.param(bed, marks=pytest.mark.slow) for bed in (mixed, slow))]
-)
+@pytest.mark.parametrize("bed", [hasty, mixed, slow])
 def test_closed_forms_are_what_runs_do(bed):
     """Null: means of 4000 runs are the closed forms, per task where they are; z < 4 each."""
     tasks = bed()
@@ -382,7 +379,7 @@ def kept_by(name, d):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(["none", "elect", "ties"], "ties"))
+@pytest.mark.parametrize("name", ["none", "elect", "ties"])
 def test_effect_in_numpy(name):
     # built here: a transform counts digits of the precision it was built in
     transform = {"none": lambda v: v, "elect": elect(), "ties": chain(trim(0.3), elect())}[name]

@@ -131,7 +131,7 @@ def test_ablation_is_eq_19_and_nested():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [pytest.param("pretrain", marks=pytest.mark.slow), "scratch"])
+@pytest.mark.parametrize("kind", ["pretrain", "scratch"])
 def test_descent_stops_resumes_and_stays_on_the_sphere(kind):
     source = st.teacher(jax.random.key(8), 4, 5)
     start = st.student(jax.random.key(9), 12, 5)
@@ -213,7 +213,7 @@ def test_projection_edge_cases():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [pytest.param(5, marks=pytest.mark.slow), 40])
+@pytest.mark.parametrize("n", [5, 40])
 def test_linear_transfer_is_the_least_norm_fit(n):
     f, g = nets(m=12)
     x = jax.random.normal(jax.random.key(12), (n, 6))

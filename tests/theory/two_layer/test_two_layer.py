@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import chosen
 from jax.flatten_util import ravel_pytree
 from scipy.integrate import solve_ivp
 
@@ -86,15 +85,11 @@ def problem(subject):
     return (start if balance or rank >= min(o, h, i) else tl.thin(start, rank)), target
 
 
-def slow(*cases):
-    return [pytest.param(case, marks=pytest.mark.slow) for case in cases]
-
-
 QUICK = ("wide, rank-deficient", "equal singular values")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("subject", chosen(SUBJECTS, QUICK[0]))
+@pytest.mark.parametrize("subject", SUBJECTS)
 def test_flow_against_high_order_integration(subject):
     """Up to t = 300. Tolerance 1e-10: rtol 1e-13 of the integrator, amplified by growing modes."""
     start, target = problem(SUBJECTS[subject])
@@ -283,7 +278,7 @@ def test_a_mode_crosses_a_level_at_its_time():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("symmetric", [False, *slow(True)])
+@pytest.mark.parametrize("symmetric", [False, True])
 def test_staircase_and_its_error_in_tau(symmetric):
     """theta(t_i) is the rank-i truncation up to e^{-C_i tau}; rates between tau = 8 and 12, to 2 %
     (next order e^{-2 C_i tau})."""

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import slow
 from known_networks import GOLDEN, model
 from small_checkpoints import save
 
@@ -65,8 +64,8 @@ def pair(tmp_path):
     ("name", "dtype"),
     [
         ("gpt2", "float32"),
-        pytest.param("llama", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("bert", "float32", marks=pytest.mark.slow),
+        ("llama", "bfloat16"),
+        ("bert", "float32"),
     ],
 )
 def test_a_hidden_network_is_written_as_the_reference(name, dtype, pair, tmp_path):
@@ -267,7 +266,7 @@ def bits(tensors):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, *slow("float32")])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, "float32"])
 def test_tensors_without_axes_are_compared(dtype, tmp_path):
     """CLIP has one, logit_scale. A count is not compared."""
     a, b, one, want = scaled(tmp_path, dtype)

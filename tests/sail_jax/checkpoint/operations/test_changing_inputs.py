@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cells import slow
 from known_networks import GOLDEN, model
 
 from sail_jax.checkpoint import RunOptions, load_checkpoint, merge_checkpoints, save_checkpoint
@@ -90,8 +89,8 @@ def entries_read(monkeypatch, act=lambda: None, before=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("keep_time", [True, *slow(False)])
-@pytest.mark.parametrize("work", [compared, *slow(merged, grown, aligned)])
+@pytest.mark.parametrize("keep_time", [True, False])
+@pytest.mark.parametrize("work", [compared, merged, grown, aligned])
 def test_written_while_it_is_read(laid, monkeypatch, keep_time, work):
     with monkeypatch.context() as patch:
         reads = entries_read(patch)
@@ -146,7 +145,7 @@ def interrupted(work, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("work", [merged, grown, pytest.param(aligned, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("work", [merged, grown, aligned])
 def test_changed_before_it_is_resumed(laid, work):
     folder = laid("one")
     interrupted(work, folder)

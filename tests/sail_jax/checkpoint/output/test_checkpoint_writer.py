@@ -188,8 +188,8 @@ KILLED = """
 @pytest.mark.parametrize(
     ("place", "force", "keep"),
     [
-        *(pytest.param(place, False, False, marks=pytest.mark.slow) for place in PLACES),
-        pytest.param("m", True, False, marks=pytest.mark.slow),
+        *((place, False, False) for place in PLACES),
+        ("m", True, False),
         ("m", True, True),
     ],
 )

@@ -134,7 +134,7 @@ def apart(monkeypatch):
         # Sums of floats over the tree, which depend on their order; and one round.
         ("sums", SUMS, 2),
         # Four digits, then equal keys: rounds that no part can pass without the others.
-        pytest.param("ties", methods.ties(density=0.3), 3, marks=pytest.mark.slow),
+        ("ties", methods.ties(density=0.3), 3),
         pytest.param(
             "steps",
             Merge(chain(rescale_l1("tensor"), trim(0.5, scope="tree")), weighted_mean),

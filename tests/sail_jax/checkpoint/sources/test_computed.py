@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from cells import chosen, slow
 from fake_checkpoints import Fake
 from small_checkpoints import CONFIG, shapes, tensors
 
@@ -44,7 +43,7 @@ GROWTHS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", chosen(GROWTHS, "lemon, any size"))
+@pytest.mark.parametrize("name", GROWTHS)
 def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
     to, of_method = GROWTHS[name]
     method, arrays = name.split(",")[0], tensors()
@@ -63,7 +62,7 @@ def test_grown_tensors_have_the_bits_of_growth_in_memory(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [np.float16, *slow(np.float32, np.float64)])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_every_dtype_stays(dtype, tmp_path):
     arrays = tensors(dtype=dtype)
     with jax.enable_x64(dtype == np.float64):
@@ -107,7 +106,7 @@ def test_threads_read_the_same(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lemon", pytest.param("hypercloning", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["lemon", "hypercloning"])
 def test_compilation_does_not_grow_with_the_layers(method, tmp_path):
     """This includes noise on copies, for which every leaf uses a separate key."""
     of_method, counts = {"snr_db": 20.0} if method == "hypercloning" else {}, []
