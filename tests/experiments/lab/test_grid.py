@@ -233,7 +233,6 @@ def test_points_have_values_of_groups_of_numpy_and_of_text(study, tmp_path):
     assert data["word"].sel({"kind": "a/../b", "budget.steps": 2}).item() == "a/../b"
 
 
-@pytest.mark.slow
 def test_another_grid_in_the_folder_is_refused(study, tmp_path):
     path = tmp_path / "g"
     computed(path)

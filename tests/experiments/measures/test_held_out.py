@@ -59,7 +59,6 @@ def test_questions_are_answered_by_the_most_likely_choice(tmp_path):
     assert held_out.examples(found).inputs.shape == found.data["tokens"][:, 0].shape
 
 
-@pytest.mark.slow
 def test_texts_are_scored_by_the_mean_log_likelihood(tmp_path):
     path, _ = tokenizer(tmp_path, [])
     file = lines(tmp_path / "t.jsonl", {"text": "hello"}, {"text": "hi"})

@@ -224,10 +224,9 @@ def test_clipping_bounds_the_update_but_not_the_metric():
 # the step
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
-    [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw")],
+    [pytest.param(SGD, id="sgd"), pytest.param(ADAMW, id="adamw", marks=pytest.mark.slow)],
 )
 def test_accumulation_equals_the_big_batch(rule):
     whole, seen = taken(Training(rule), 3)
@@ -244,7 +243,6 @@ def test_a_micro_batch_more_than_examples_is_refused():
         taken(Training(optimizer(), micro_batches=5), 1)
 
 
-@pytest.mark.slow
 def test_the_average_in_closed_form():
     training = Training(optimizer(rule="sgd"), ema=0.8)
     step = make_step(stateless(squared), training, donate=False)

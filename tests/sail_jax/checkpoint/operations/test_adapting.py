@@ -446,7 +446,6 @@ def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     assert "lost: model.norm.weight (shape [8], only matrices have factors)" in err
 
 
-@pytest.mark.slow
 def test_an_extracted_adapter_has_the_names_in_memory(tmp_path):
     """PEFT knows GPT-NeoX's head as lm_head; files have embed_out. `apply` finds it again."""
     model = {"model_type": "gpt_neox", "architectures": ["GPTNeoXForCausalLM"]}

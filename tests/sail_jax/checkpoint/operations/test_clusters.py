@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import repeated_commands
 import small_checkpoints
+from cells import slow
 
 from sail_jax import cluster
 from sail_jax.checkpoint import RunOptions, merge_checkpoints, save_checkpoint
@@ -70,8 +71,7 @@ def merged(models, out, run, method="linear"):
     return merge_checkpoints(both, out, base=models / "base", method=method, run=run)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["linear", SUMS], ids=["linear", "sums"])
+@pytest.mark.parametrize("method", [*slow("linear"), SUMS], ids=["linear", "sums"])
 def test_tasks_make_the_bytes_of_one_process(models, tmp_path, method):
     (tmp_path / "one").mkdir()
     heard = []
