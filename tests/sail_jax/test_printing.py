@@ -83,7 +83,6 @@ def test_no_size_is_fixed():
     assert [str(file) for file in files if fixed.search(file.read_text())] == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("width", "scale"), [("single", 2 / 3), ("double", 7.2 / 8.4)])
 def test_a_column_of_a_journal_keeps_text_readable(width, scale):
     usual, figure = sizes(plot()["both"]), Looks(width=width).draw(plot)["both"]

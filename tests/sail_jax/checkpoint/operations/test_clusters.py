@@ -121,8 +121,7 @@ def test_an_error_of_a_task_is_the_error_of_the_command(models, tmp_path):
     assert (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("at", ["seal", "tidy", "tidied"])
+@pytest.mark.parametrize("at", [*slow("seal", "tidy"), "tidied"])
 def test_a_join_that_was_interrupted_is_resumed(models, tmp_path, monkeypatch, at):
     out = tmp_path / "out"
     merged(models, one := tmp_path.with_name(f"{tmp_path.name}-one") / "out", RUN)
