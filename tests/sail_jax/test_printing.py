@@ -52,7 +52,6 @@ def fonts(pdf):
     return set(re.findall(rb"/Subtype /(Type3|CIDFontType2|Type0|TrueType|Type1)\b", text))
 
 
-@pytest.mark.slow
 def test_a_pdf_has_no_type_3_fonts(tmp_path):
     assert fonts(Looks(("pdf",)).files(plot())["both.pdf"]) == {b"Type0", b"CIDFontType2"}
     plot()["both"].savefig(tmp_path / "own.pdf")
