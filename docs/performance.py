@@ -429,8 +429,8 @@ def stacks(text: str) -> Record:
             function = match["name"].replace(".<locals>", "").replace("<", "").replace(">", "")
             inner = f"{function} ({room.removeprefix(OURS + '.')})"
             label = inner if package == OURS else package
-            if match["name"] == "<module>":
-                label = f"import {room if package == OURS else package}"
+            if match["name"] == "<module>":  # of the script, or of an imported module
+                label = f"import {room if package == OURS else package}" if named else "sail-jax"
             if not named or named[-1] != label:
                 named.append(label)
         if WAITS not in frames.replace(".<locals>", ""):

@@ -505,7 +505,7 @@ class Probed:
         """Finds axes without a space that are resized with one, such as the gains of a norm over a
         head with rotary positions.
 
-        If the networks do not differ in the size of a space, an earlier table knows such axes.
+        If a space has one size in all networks, these axes are taken from an earlier table.
 
         Returns the names of these spaces by pattern and axis.
         """

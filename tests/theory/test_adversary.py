@@ -129,7 +129,7 @@ def test_what_was_found_is_recorded_for_every_bound_that_is_attacked():
         assert set(found.terms) == set(claim.attack.without)
 
 
-# The other side of these takes more than a third of a CPU-second.
+# Other code needs more than a third of a CPU-second to evaluate each of these.
 DEAR = {
     "cross-task-linearity/T1-supremum-cube/ours", "cross-task-linearity/T1/ours",
     "cross-task-linearity/L2-growth/ours", "overtrained/D.1-sharpening/ours",

@@ -770,9 +770,7 @@ ROWS = [
         scales.unbalanced_risk,
         ("load", "theta", "sigma", "real"),
         unbalanced_risk,
-        parts=lambda *at: (lambda v: v + 2 * mp.sqrt(v) + float(np.finfo(float).eps))(
-            unbalanced_risk(*at)
-        ),
+        parts=lambda *at: unbalanced_parts(unbalanced_risk(*at)),
     ),
     Row(
         scales.unbalanced_boundary,

@@ -680,7 +680,8 @@ def _stopped(
     """
     rates = np.asarray(s[s > 0])
     times = np.geomspace(1e-2 / rates.max(), 1e3 / rates.min(), 256)
-    # The source gets the size of the target. The difference of risks would lose a smaller one.
+    # The source is scaled to the size of the target. Otherwise a difference of risks would contain
+    # only the digits of the larger one.
     sizes = [float(jnp.linalg.norm(v)) for v in (target, source)]
     unit = sizes[0] / sizes[1] if min(sizes) > 0 else 1.0
     source = unit * source

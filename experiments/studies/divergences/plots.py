@@ -15,8 +15,8 @@ from sail_jax.drawing import style
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws transferability against each distance.
 
-    Returns two figures. "divergences" has distances of the laws, and all loads in one panel.
-    "samples" has estimates of W_1 from samples.
+    Returns two figures. "divergences" shows distances of the laws, and in one panel all loads.
+    "samples" shows estimates of W_1 from samples.
     """
     laws, axes = style.panels(4, 2, width=4.8, height=3.4)
     _against(axes[0], dataset, "kl", "(a) KL divergence, exact")

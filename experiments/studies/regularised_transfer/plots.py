@@ -19,8 +19,8 @@ LINE: dict[str, Any] = {"color": style.INK, "lw": 1.6, "ls": "--"}
 def plot(dataset: xr.Dataset) -> dict[str, Figure]:
     """Draws which strategies gain over ridge regression, and where.
 
-    Returns two figures. "regularised" contains a map for each strategy, and slices of all maps.
-    "sources" contains the boundary of L2-SP by the number of the source's samples, and a source
+    Returns two figures. "regularised" shows a map for each strategy, and slices of all maps.
+    "sources" shows the boundary of L2-SP by the number of the source's samples, and a source
     that helps only if samples are few.
     """
     maps, (*axes, last) = style.panels(dataset.sizes["way"] + 1, 2, width=4.8, height=3.6)

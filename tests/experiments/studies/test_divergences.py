@@ -205,9 +205,6 @@ FUNCTIONS = {
 }
 
 
-DEAR = ("wasserstein1_bounds", "dudley_bounds")  # to compile
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_broadcasting_jit_vmap_and_float32(name):

@@ -165,15 +165,10 @@ def test_transforms_of_every_form():
     ("name", "options"),
     [
         ("ties", {"scope": "tree"}),
-        *(
-            cell
-            for cell in (
-                ("ties", {"scope": "tensor"}),
-                ("breadcrumbs", {"scope": "tree"}),
-                ("breadcrumbs", {"scope": "tensor"}),
-                ("della", {"compat": "mergekit", "epsilon": 0.1}),
-            )
-        ),
+        ("ties", {"scope": "tensor"}),
+        ("breadcrumbs", {"scope": "tree"}),
+        ("breadcrumbs", {"scope": "tensor"}),
+        ("della", {"compat": "mergekit", "epsilon": 0.1}),
     ],
 )
 def test_pieces_of_any_size_give_the_same(name, options, monkeypatch):

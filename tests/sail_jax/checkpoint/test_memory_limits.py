@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="who else tells 
 # Need a matrix at once, or a row fifty times.
 WHOLE = ("tsv_m", "iso_c", "iso_cts", "wudi", "opcm", "arcee_fusion")
 ROWS = ("della", "della_linear")  # need a long row sixteen times, and a program of 330 MiB
-# Need a program of 380 or 430 MiB, for one or two statistics, and more than 100 MiB for a piece.
+# One or two statistics raise the program to 380 or 430 MiB. A piece takes over 100 MiB more.
 PIECES = ("breadcrumbs", "breadcrumbs_ties", "pcb", "opcm")
 LIMITS = ("least", "512e6", "1e9")
 MERGE = """

@@ -781,6 +781,7 @@ def test_a_stream_without_a_space_is_named_and_not_the_input(tmp_path, capsys):
     assert "norms follow" not in shown
 
 
+@pytest.mark.slow
 def test_a_network_that_would_not_run_is_not_written(tmp_path, monkeypatch, capsys):
     """A table without the axis of a gain, which then keeps the size of the smaller head."""
     table = files.read("qwen3")

@@ -35,7 +35,6 @@ FLAX = {
 }
 NAMES = models.NAMES
 # compiling the forward pass of the others takes minutes
-KINDS = ["flax mlp"]
 POST_NORM = ["bert", "roberta"]
 LIMIT = 10 * float(jnp.finfo(jnp.float32).eps) ** 0.5
 TWICE = {"width": 2, "depth": 2}

@@ -250,29 +250,6 @@ def measured(case):
     return certificate(f, params, new, TOKENS)
 
 
-# each compiles for sizes or draws of its own: of each kind of claim, one is quick
-SLOW = {
-    "HyperCloning, layernorm",
-    "LEMON, gains forgotten",
-    "pad, stream",
-    "projection, null noise",
-    "projection of values",
-    "FPI, all, layernorm",
-    "FPI, all, rmsnorm",
-    "HyperCloning, rmsnorm",
-    "LEMON, epsilon forgotten",
-    "MSG, mask 0, rmsnorm",
-    "projection, gaussian",
-    "projection, orthogonal, gains",
-    "interpolation of values",
-    "HyperCloning, null noise",
-    "HyperCloning, noise on writers",
-    "LEMON, rmsnorm, noise pairs",
-    "MSG, mask 0.5",
-    "pad, inner, null noise",
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_claims_of_preservation(name):

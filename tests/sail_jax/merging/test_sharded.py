@@ -65,7 +65,7 @@ IN_SHARDS = """
     shapes = {"kernel": (16, 12), "other": (16, 12), "bias": (8,), "long": (8, 1 << 14)}
     model = lambda: {n: jnp.asarray(rng.normal(size=v), jnp.float32) for n, v in shapes.items()}
     base, models = model(), [model() for _ in range(3)]
-    # on explicit axes, shard_map refuses arrays that are not divided already
+    # with explicit axes, shard_map requires arrays that are sharded already
     place = lambda tree: jax.device_put(tree, NamedSharding(mesh, P("x")))
     shard = lambda tree, k: {name: np.split(x, 8)[k] for name, x in tree.items()}
     for name in names:

@@ -85,9 +85,6 @@ def problem(subject):
     return (start if balance or rank >= min(o, h, i) else tl.thin(start, rank)), target
 
 
-QUICK = ("wide, rank-deficient", "equal singular values")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_flow_against_high_order_integration(subject):
