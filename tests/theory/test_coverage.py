@@ -57,6 +57,7 @@ def test_a_source_decides_which_statements_are_answered(source, names):
     assert all(name in " ".join(found) for name in names)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named():
     """A ledger without one theorem, a table without it, one that promises nothing, a reason that is
     none, and a claim on nothing."""

@@ -81,6 +81,7 @@ def test_markov_bounds_the_tail(dim, length, rank):
     assert (np.diff(found) > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "length"), [(1, 0.0), (6, 10.0), (50, 500.0)])
 def test_distance_cdf(dim, length):
     law = stats.ncx2(dim, length) if length else stats.chi2(dim)

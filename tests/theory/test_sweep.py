@@ -32,6 +32,7 @@ def test_a_law_is_its_simulation_wherever_its_checks_admit_it(law, points):
     assert not misses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("depth", "time"), [(2, 20.0), (2, 1e3), (3, 3e3)])
 def test_on_a_line_the_wrong_sign_ends_at_the_saddle(depth, time):
     with jax.enable_x64(True):

@@ -896,9 +896,9 @@ def name(row: Row) -> str:
     return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
 
 
-# One row of three is quick, and the others are slow; one level higher if they take seconds, and in
+# One row of six is quick, and the others are slow; one level higher if they take seconds, and in
 # float64.
-THIRDS = ([], pytest.mark.slow, pytest.mark.soak)
+LEVELS = ([], pytest.mark.slow, pytest.mark.soak)
 # float32 overflows and rounds sooner: float64 waits for the slow tests.
 SINGLE_FIRST = (np.float32, *slow(np.float64))
 
@@ -907,7 +907,7 @@ SINGLE_FIRST = (np.float32, *slow(np.float64))
 @pytest.mark.parametrize(
     ("row", "dtype"),
     [
-        pytest.param(row, dtype, marks=THIRDS[(i % 3 > 0) + (row.slow or dtype is np.float64)])
+        pytest.param(row, dtype, marks=LEVELS[(i % 6 > 0) + (row.slow or dtype is np.float64)])
         for i, row in enumerate(ROWS)
         for dtype in PRECISIONS
     ],
@@ -960,6 +960,7 @@ def test_borders_have_their_values(compute, value, dtype):
         assert float(compute()) == pytest.approx(value, 16 * float(np.finfo(dtype).eps), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("load", "sigma", "r"), [(0.4, 0.3, -2.0), (0.98, 5.0, -6.0), (0.1, 1.0, -0.5)]
 )

@@ -760,6 +760,7 @@ def sound(found):
             assert 0 <= item.answer < len(item.choices)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_damaged_bytes_are_refused_or_harmless(tmp_path, name):
     """100 changes: bits flipped (often near the beginning), cut off, put in, overwritten."""

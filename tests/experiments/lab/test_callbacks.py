@@ -76,6 +76,7 @@ def named(rows):
     return [(step, *row.items()) for step, row in rows if "stage" not in row]
 
 
+@pytest.mark.slow
 def test_a_study_reports_its_trainings_and_stages(study, tmp_path):
     def expected(one, two):
         return [

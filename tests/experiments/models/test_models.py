@@ -123,10 +123,8 @@ def test_the_paper_of_overtraining_has_these_shapes():
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    chosen(PRESETS, "gpt-tiny", "olmo-15m", *(n for n in PRESETS if "vit" in n or "resnet" in n)),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_tables(name):
     """Every parameter is in the table, whose sizes are those of the configuration."""
     c = config(name)
@@ -287,6 +285,7 @@ def test_shared_keys_are_keys_repeated():
         shared.clone(norm="batch").init(KEY, WORDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt", "llama, tied", "olmo", "sit", "resnet"])
 def test_half_precision_is_kept_throughout(name):
     """Parameters and images in bfloat16: no submodule converts to float32."""

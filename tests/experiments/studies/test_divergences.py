@@ -74,6 +74,7 @@ def test_total_variation_against_simulation(case):
     assert abs(values.mean() - found) < Z_MAX * values.std() / sqrt(values.size)
 
 
+@pytest.mark.slow
 @EACH
 def test_bounds_are_ordered_and_consistent(case):
     w1, dudley = divergences.wasserstein1_bounds(*case), divergences.dudley_bounds(*case)
@@ -100,6 +101,7 @@ def test_the_bounds_are_tight_on_the_papers_tasks():
         assert (np.diff(bound) > 0).all()
 
 
+@pytest.mark.slow
 @EACH
 def test_bounds_against_matched_samples(case):
     """Mean distances of samples are at least those of the laws, hence at least the lower bounds;

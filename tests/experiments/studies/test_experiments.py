@@ -155,6 +155,7 @@ def test_drawn_again_the_figures_are_the_same_byte_for_byte(name):
         assert style.png(figures[figure_name]) == style.png(again[figure_name])
 
 
+@pytest.mark.slow
 def test_the_answer_is_computed_from_the_dataset(ran):
     _, study, (dataset, _) = ran
     answer = study.summary(dataset)

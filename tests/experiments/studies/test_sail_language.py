@@ -669,6 +669,7 @@ def test_answers_and_their_loss_are_those_of_the_scores(net):
     np.testing.assert_allclose(nats, -own.mean(), rtol=10 * EPS**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -49,6 +49,7 @@ def test_the_strip_that_few_samples_lose_has_a_line():
     assert np.isnan(angle[(load > 0.2) & (load < 1)]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [2.0, 4.0, np.inf])
 def test_the_line_of_fine_tuning_ends_on_the_axis(depth):
     load, angle = regions.zero("fine_tuning", 500, 0.2, depth)
@@ -141,6 +142,7 @@ def test_theory_is_dashed_on_both_maps_and_the_measured_line_follows_the_measure
     assert dashes.get_linestyle() == "--"
 
 
+@pytest.mark.slow
 def test_angles_up_to_pi_have_both_lines_and_ticks():
     left = plots._diagram(_dataset("linear"), "linear").axes[0]
     one, other = (line.get_ydata() for line in left.lines)

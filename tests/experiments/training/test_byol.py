@@ -101,6 +101,7 @@ def test_gradients_reach_the_online_network_alone(case):
     assert np.any(online["encoder"]["w"] != 0)
 
 
+@pytest.mark.slow
 def test_a_collapsed_target_has_no_spread(case):
     _, loss, params, carried, views = case
     out = params["projector"]["out"]

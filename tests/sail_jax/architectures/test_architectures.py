@@ -194,6 +194,7 @@ def test_a_tied_table_cannot_hold_a_scale(name):
         m.rules.fold(m.params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "space"),
     [

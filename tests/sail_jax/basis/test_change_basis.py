@@ -401,6 +401,7 @@ def test_functor_for_dense_maps(name):
     close(change_basis(net.params, net.spec, once), twice)
 
 
+@pytest.mark.slow
 @nets
 def test_identity_and_round_trip(name):
     net = NETS[name]

@@ -330,6 +330,7 @@ def test_a_real_signal_stops_a_real_run_with_130(call, tmp_path):
     assert call(*line.split(), "--resume")[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["experiments", "theory"])
 def test_packages_of_our_names_are_named_or_passed_over(name, tmp_path):
     """`python -m` takes what lies in the working directory; the command has its own packages."""
@@ -735,6 +736,7 @@ def test_verify_with_real_claims(call):
     assert "Every verdict is as expected." in out
 
 
+@pytest.mark.slow
 def test_verify_coverage_lists_statements_and_simulates_nothing(verdicts, call):
     asked = verdicts(GOOD)
     code, out, _ = call("verify", "--coverage")

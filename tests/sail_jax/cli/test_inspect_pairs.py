@@ -107,6 +107,7 @@ def test_half_precision_is_read_as_it_is(tmp_path):
     np.testing.assert_allclose(found.tasks.total.cosines, theirs.cosines, atol=50 * EPS)
 
 
+@pytest.mark.slow
 def test_without_a_base_there_are_no_task_vectors(saved):
     folders, _ = saved
     found = compare_checkpoints([folders["A"], folders["B"]])

@@ -369,6 +369,7 @@ FINISHED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "name"), FINISHED)
 def test_resumed_after_it_finished_it_says_so_and_succeeds(command, name, folder, tmp_path, call):
     """A loop that retries until success ends, and the output is the same."""

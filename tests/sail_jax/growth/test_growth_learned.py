@@ -207,6 +207,7 @@ def test_ligo_is_tied_as_published():
     assert not certificate(forward, PARAMS, grow(PARAMS, SPEC, maps), X).preserved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", ["rand", "sel"])
 @pytest.mark.parametrize("depth", ["stack", "interlace", "rand"])
 def test_ligo_initialisation(width, depth):

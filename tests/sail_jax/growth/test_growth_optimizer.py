@@ -144,6 +144,7 @@ def test_an_average_of_parameters_moves_as_they_do():
     chex.assert_trees_all_close(averaged(state), grow(averaged(before[1]), SPEC, maps), atol=CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["momentum", "nesterov"])
 def test_trajectory_under_rotation(name):
     """First moments move exactly under any map, and SGD commutes with an orthogonal one."""

@@ -492,6 +492,7 @@ def test_ridge_shrinks_the_readers():
     assert norms == sorted(norms, reverse=True)
 
 
+@pytest.mark.slow
 def test_principal_axes_lose_least():
     """Eckart-Young: the loss is the sum of the smallest eigenvalues, the least of all."""
     h = draw(50, 6) @ draw(6, 6)

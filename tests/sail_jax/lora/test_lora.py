@@ -175,6 +175,7 @@ def test_truncation_is_optimal(rank, shape):
         assert np.linalg.norm(delta - B @ A) > want - tolerance
 
 
+@pytest.mark.slow
 def test_truncation_is_exact_at_the_rank_and_shares_singular_values():
     delta = matrix(1, (7, 5), rank=2)
     got, error = lora.truncate(delta, 2)
@@ -258,6 +259,7 @@ def test_any_method_merges_adapters(name):
     assert lora.merge_adapters(merge, adapters)["w"].rank == 2
 
 
+@pytest.mark.slow
 def test_merging_factors_is_not_merging_products():
     """Why products: the mean of B times the mean of A is off by a quarter of (B1-B2)(A1-A2)."""
     a, b = (pair(k, (6, 5), 2) for k in range(2))

@@ -277,6 +277,7 @@ def predict(params, x):
     return x @ params["W"] + params["b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
 def test_exact_diagonal_of_a_linear_classifier(batch_size):
     """E (e_y - p)_c^2 = p_c (1 - p_c), so F_W = mean x^2 p (1 - p); sums of 30: 40 ulp."""

@@ -97,7 +97,7 @@ def outcome(name, models, base, weights, **options):
 # Nearly all of the time goes into compiling, once for a method and for cases of other shapes. So
 # methods of every kind meet all cases of one shape quickly, and the rest is slow. The other
 # convention runs in the programs that the first cases compile.
-ANEW = ("huge float16", "one model")
+ANEW = ("huge float16", "huge bfloat16", "one model")
 
 
 CELLS = [

@@ -368,6 +368,7 @@ def test_zero_steps_is_the_data_free_counterpart(name):
     assert_close(got.params, want, 32 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["task", "leaf"])
 def test_coefficients_of_zero_are_the_base(by):
     ms, base = problem()

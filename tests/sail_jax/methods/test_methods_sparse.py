@@ -237,6 +237,7 @@ def test_drop_by_magnitude_is_unbiased_and_keeps_as_often_as_stated(rank_by):
     assert often[x > 0.75].mean() - often[x < 0.25].mean() > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 @pytest.mark.parametrize("density", [0.86, 0.95, 1.0])
 def test_della_at_high_density(density, compat):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import slow, slow_unless, soak, soak_unless
+from cells import slow_unless, soak, soak_unless
 from jax.flatten_util import ravel_pytree
 
 from experiments.models.gpt import GPT
@@ -555,12 +555,13 @@ def test_eigenvalues_lie_within_their_residuals(steps):
     assert (found.smallest >= eigenvalues[:top] - ROUNDING).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "eigenvalues",
     [np.zeros(9), np.full(9, 2.0), np.r_[np.zeros(7), 3.0, 3.0], np.r_[-1.0, np.ones(8)]],
     ids=["zero", "identity", "low rank", "reflection"],
 )
-@pytest.mark.parametrize("dtype", [np.float32, *slow(np.float64)])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_krylov_spaces_that_are_exhausted(eigenvalues, dtype):
     """Multiple eigenvalues are found with their multiplicity, given enough steps."""
     Q = np.linalg.qr(rng(6).normal(size=(9, 9)))[0]

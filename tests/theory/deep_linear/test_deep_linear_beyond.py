@@ -154,6 +154,7 @@ def test_white_spectrum_gives_the_isotropic_limits():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ridge", [0.0, 1e-3, 2.0])
 def test_effective_ridge_solves_its_equation(ridge):
     spectrum = covariance.power_law(50, 1.5)

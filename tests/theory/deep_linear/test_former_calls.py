@@ -32,6 +32,7 @@ def test_a_former_mode_is_the_present_one():
     assert float(found) == float(now)
 
 
+@pytest.mark.slow
 def test_siblings_take_former_positions_too():
     s, source, target = np.ones(3), np.eye(3)[0], np.eye(3)[1]
     with pytest.warns(DeprecationWarning, match="n, sigma of .* is now keyword-only"):

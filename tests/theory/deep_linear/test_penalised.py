@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cells import slow
 from scipy import linalg, optimize
 
 from theory import deep_linear as dl
@@ -360,11 +361,18 @@ def test_methods_within_the_error_are_undecided_and_texts_are_refused():
         penalised.best_risk(n=[3, 4], d=9, distance=1.0, sigma=[0.1, 0.2, 0.3])
 
 
-def test_training_that_stops_has_its_best_multiple_of_the_source():
-    """Other multiples, and other times, have more risk in the same law."""
+@pytest.fixture
+def stopped(float64):
+    """Eigenvalues, a source and a target, with the best risk, multiple and time."""
     s, source = np.array([1.0, 0.3, 0.1]), np.array([1.0, -0.5, 0.8])
     target = np.array([0.5, 0.2, 0.7])
-    risk, at = advice._stopped(*map(jnp.asarray, (s, source, target)), 20, 0.5)
+    return s, source, target, *advice._stopped(*map(jnp.asarray, (s, source, target)), 20, 0.5)
+
+
+@pytest.mark.slow
+def test_training_that_stops_has_its_best_multiple_of_the_source(stopped):
+    """Other multiples, and other times, have more risk in the same law."""
+    s, source, target, risk, at = stopped
 
     def other(scale, time):
         offset = target - scale * at["scale"] * source
@@ -374,10 +382,14 @@ def test_training_that_stops_has_its_best_multiple_of_the_source():
     assert other(1, 1) == pytest.approx(float(risk), rel=1e-6)
     for scale, time in ((0.9, 1), (1.1, 1), (1, 0.8), (1, 1.25)):
         assert other(scale, time) > risk
-    for size in (1e-9, 1e9):  # the multiple is free, so nothing but the multiple changes
-        again, of = advice._stopped(*map(jnp.asarray, (s, size * source, target)), 20, 0.5)
-        assert float(again) == pytest.approx(float(risk), rel=1e-5)
-        assert size * of["scale"] == pytest.approx(at["scale"], rel=1e-5)
+
+
+@pytest.mark.parametrize("size", [*slow(1e-9), 1e9])
+def test_the_size_of_a_source_changes_nothing_but_its_multiple(size, stopped):
+    s, source, target, risk, at = stopped
+    again, of = advice._stopped(*map(jnp.asarray, (s, size * source, target)), 20, 0.5)
+    assert float(again) == pytest.approx(float(risk), rel=1e-5)
+    assert size * of["scale"] == pytest.approx(at["scale"], rel=1e-5)
 
 
 def test_advice_is_shown_whatever_is_known_of_its_risks():

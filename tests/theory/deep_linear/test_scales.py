@@ -16,6 +16,7 @@ P, Q = np.array([0.02, 0.5, 0.9, 4.0]), np.array([0.9, 0.5, 0.3, 0.1])
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("imbalance", "depth", "error"), [(0.0, 2.0, 1e-14), (1e8, 1.0, 1e-7), (-1e8, np.inf, 1e-7)]
 )
@@ -70,6 +71,7 @@ def test_the_opposite_task_helps_beyond_the_crossing_and_where_the_part_is_not_t
     assert (angle[:, :2] < np.pi).any()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_diagonal_network_is_the_nearest_interpolator():
     """Nearest in the divergence of q, by a minimiser over the null space, one scale per entry."""
     rng = np.random.default_rng(0)

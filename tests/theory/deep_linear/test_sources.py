@@ -72,6 +72,7 @@ def test_one_sample_keeps_a_uniform_direction():
     np.testing.assert_allclose(second, expected, atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "ridge"), [(3, 0.0), (9, 0.0), (3, 0.2), (9, 0.2)])
 def test_ridge_regression_has_the_known_risk_and_size(n, ridge):
     """Against the risk of `covariance`, which does not have the moments apart, and the fit's
@@ -186,6 +187,7 @@ def test_all_directions_are_training_from_the_start():
     assert float(ranks.random_rank_risk(n=5, d=12, distance=1.5, sigma=0.4, rank=0)) == 1.5**2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "sigma"), [(5, 0.3), (5, 3.0), (12, 0.3), (30, 0.3), (30, 3.0)])
 def test_a_random_subspace_is_best_at_one_of_its_ends(n, sigma):
     all_ranks = np.arange(13)

@@ -127,6 +127,7 @@ def test_gap_is_what_networks_do():
         close(rests[depth - 1], x @ np.asarray(ctl.product_gap(thetas[:depth], a).sum(0)).T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 def test_squared_loss_of_the_merged(weights):
     rng = np.random.default_rng(3)

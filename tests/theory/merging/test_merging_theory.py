@@ -421,6 +421,7 @@ def test_dare_on_the_testbed_is_dare_on_its_experts():
     close(found.excess, excess)
 
 
+@pytest.mark.slow
 def test_no_interference_no_effect():
     """If task vectors agree, election leaves V unchanged, not strictly smaller."""
     agree = jax.tree.map(jnp.abs, vectors().delta)

@@ -233,6 +233,7 @@ def test_linear_transfer_recovers_a_target_it_can_express():
     assert abs(float(st.risk(fit, g))) < 1e-12
 
 
+@pytest.mark.slow
 def test_power_law_fit_covers_the_truth():
     """Null: 95 % intervals cover the exponent in 95 % of 400 repetitions (binomial, |z| < 4)."""
     rng, n = np.random.default_rng(0), np.array([20, 40, 80, 160, 320])

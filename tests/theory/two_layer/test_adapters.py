@@ -24,6 +24,7 @@ def test_a_direction_within_the_rows_is_an_aligned_mode():
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 def test_a_direction_outside_of_the_rows_is_never_learned_and_any_other_is_in_the_end():
     assert not np.any(adapters.learned(TIMES, RHO, row=0.3, overlap=0.0))
     ends = adapters.learned(1e6, RHO, row=np.array([1e-9, 1.0, 30.0]), overlap=1e-9)
@@ -61,6 +62,7 @@ def test_the_reduced_adapter_is_the_whole_one(shape):
     np.testing.assert_allclose(part.w2[0] @ right, whole.w2[0], atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [2.5, 0.2])
 def test_an_adapter_on_one_layer_is_a_mode(target):
     """Of a network of one layer, whose adapter is on the map."""

@@ -61,6 +61,7 @@ def test_an_adapter_of_full_rank_ends_as_full_fine_tuning():
     np.testing.assert_allclose(low_rank.harm_thresholds(PRE, FT, 4), 2.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_the_end_for_any_target_is_that_of_modes_where_tasks_are_aligned(rank):
     frozen = tl.ideal(jnp.diag(PRE), 3)

@@ -133,6 +133,7 @@ def test_recursion_flow_and_limits_against_the_network(anchor):
     np.testing.assert_allclose(law[-1], fine_tuning.mode_limit(PRE, RAISED, anchor), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", [0.0, 0.5, 2.0])
 def test_losses_after_fine_tuning_from_every_stage(anchor):
     ends = []
@@ -290,6 +291,7 @@ def test_hessian_trace_and_top_eigenvalue():
     assert abs(top - kernel) <= 2 * np.linalg.norm(tl.theta(layers) - target, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "y", [[0.0, 0, 0, 0], [1.0, 0.01, 0, 0], [2.0, 1.1, 0.1, 0.2], [2, 1.2, 0.6, 0.3], [3, 2, 1, 1]]
 )

@@ -121,6 +121,7 @@ def test_energy_gives_each_module_the_least_rank(tmp_path):
     assert len(config["rank_pattern"]) == sum(rank != most for rank in ranks.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [LLAMA, GPT2, LLAMA | {"tie_word_embeddings": True}])
 def test_a_whole_adapter_applied_to_the_base_is_the_tuned_model(config, tmp_path):
     """Ranks are full, and the rest is stored. Conv1D of GPT-2 lie as [in, out], the square one too;
@@ -429,6 +430,7 @@ def test_force_replaces_what_each_of_the_three_wrote(two, tmp_path):
     assert merged(out)[1].keys() == adapter(a)[0].keys()
 
 
+@pytest.mark.slow
 def test_the_memory_in_which_an_output_is_made_counts(two, tmp_path):
     """A library makes orbax's folders of their tensors; without its share 400 MB were enough."""
     run = RunOptions(format="orbax", max_memory=400_000_000)

@@ -125,6 +125,7 @@ def test_rows_are_recovered_and_all_else_stays(pair, tmp_path, monkeypatch):
         assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "donor" / file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["omp", "nearest", "mean", "zero"])
 def test_methods_on_tied_bfloat16_in_batches(pair, tmp_path, monkeypatch, method):
     base, donor, _ = pair(ml_dtypes.bfloat16, tied=True)
