@@ -19,6 +19,7 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import less_waste
 import pytest
+from slow_examples import SLOW_EXAMPLES
 
 from sail_jax.cli.kernels import quick_flags
 
@@ -42,10 +43,11 @@ def pytest_collection():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Makes the examples of pages slow, because some train networks. After pytest has selected by
-    mark, keeps every N-th test with `--share I/N`, beginning with the I-th."""
+    """Makes the examples of pages slow, because some train networks, and the dearest ones of
+    docstrings. After pytest has selected by mark, keeps every N-th test with `--share I/N`,
+    beginning with the I-th."""
     for item in items:
-        if item.path.is_relative_to(DOCS):
+        if item.path.is_relative_to(DOCS) or item.name in SLOW_EXAMPLES:
             item.add_marker(pytest.mark.slow)
     result = yield
     if share := config.getoption("share"):

@@ -6,11 +6,13 @@ commands, which have no doctests, are run once on checkpoints.
 """
 
 import os
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from slow_examples import SLOW_EXAMPLES
 
 PACKAGES = ["theory", "sail_jax"]
 
@@ -115,3 +117,9 @@ def test_a_false_annotation_is_found(tmp_path):
     )
     assert done.returncode != 0
     assert "Type-check error" in done.stderr
+
+
+@pytest.mark.parametrize("name", sorted(SLOW_EXAMPLES))
+def test_a_slow_example_exists(name):
+    """Otherwise a renamed function would have a quick example again, and an entry for nothing."""
+    assert ">>>" in pkgutil.resolve_name(name).__doc__

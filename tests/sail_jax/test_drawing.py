@@ -47,6 +47,7 @@ NAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
 def test_what_others_wrote_is_drawn_as_it_is(name):
     plain = style.png(_titled(NAMES[name], parse_math=False))

@@ -87,6 +87,7 @@ def test_false_alarms_are_as_rare_as_stated():
     assert np.abs(scores).max() < claims.Z_MAX
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["=", "<=", ">="])
 def test_power_is_what_repetition_finds(relation):
     """Null: the miss is as computed. A bound with room to spare, or an equality, holds with a

@@ -52,6 +52,7 @@ def test_tail_and_mean_of_models(dim, length, rank):
     assert z_score(Y, float(sail.mean_distance(dim, length))) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "length"), [(3, 0.0), (4, 2.0), (9, 20.0), (40, 7.0)])
 def test_mean_inverse_distance(dim, length):
     """Against quadrature over the density of SciPy, 1e-8; the far tail is left out."""

@@ -159,6 +159,7 @@ def test_agreement_is_wrong_in_a_fortieth_of_the_cases_at_the_margin(off, verdic
     assert share == pytest.approx(LEVEL / 2, abs=4 * np.sqrt(0.025 * 0.975 / 2000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("off", "spread"), [(0.0, 0.1), (0.0, 0.15), (0.05, 0.1)])
 def test_agreement_has_the_power_that_theory_says(off, spread):
     """z = 4 on 2000 trials: at most 4.5 %, so that an interval longer or shorter by a tenth is

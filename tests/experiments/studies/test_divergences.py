@@ -43,6 +43,7 @@ def gaussian_kl(s, t):
     return (np.trace(ratio) - len(s) - np.linalg.slogdet(ratio)[1]) / 2
 
 
+@pytest.mark.slow
 @EACH
 def test_kl_and_bures_against_the_full_covariances(case):
     beta_s, beta_t, sigma = case
@@ -122,6 +123,7 @@ def test_bounds_against_matched_samples(case):
     assert abs(np.mean(moved) - w2**2) < Z_MAX * np.std(moved, ddof=1) / sqrt(10)
 
 
+@pytest.mark.slow
 @EACH
 def test_coupled_samples_have_the_laws_of_the_tasks(case):
     """Null: second moments of (u, v, y). u lies along beta_s - beta_t, v across it."""

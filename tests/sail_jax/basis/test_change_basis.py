@@ -333,6 +333,7 @@ def test_rotation_needs_the_gain_folded():
     change_basis(folded, constant, maps, require_exact=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", MAPS)
 def test_tied_leaves_allow_orthogonal_maps_only(maker):
     maps = {"resid": MAPS[maker]}

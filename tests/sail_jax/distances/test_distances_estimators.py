@@ -91,6 +91,7 @@ def cauchy(x, y):
     return 1 / (1 + jnp.sum((x - y) ** 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("found", "gram"),
     [

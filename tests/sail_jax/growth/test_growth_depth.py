@@ -97,6 +97,7 @@ INDICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INDICES)
 def test_index_makers(name):
     m, index = INDICES[name]
@@ -237,6 +238,7 @@ def shares(old, new):
     return np.stack([np.bincount(row, minlength=old) for row in pieces]) / old
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("old", "new"), [(4, 2), (3, 2), (5, 3), (4, 1), (2, 6), (3, 4), (3, 3)])
 def test_means_of_neighbours(old, new):
     np.testing.assert_allclose(growth.deepen(old, new, "mean").write, shares(old, new), atol=EPS)

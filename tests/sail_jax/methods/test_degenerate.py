@@ -155,7 +155,8 @@ def test_every_leaf_of_a_refusal_is_the_one_at_fault():
             outcome(name, bad, BASE, None)
 
 
-@merge_cases.each_method(slow=merge_cases.NAMES)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", merge_cases.NAMES)
 def test_jit_gives_numbers_too(name):
     """Under jit nothing can be refused: frozen and zero tensors still give finite values. Of
     matrices: leaves of other shapes go through the same steps as without jit."""

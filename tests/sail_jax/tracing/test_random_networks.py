@@ -141,6 +141,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_network_is_changed_where_an_equation_is_missing(name, monkeypatch):
     change, needed = BROKEN[name]

@@ -132,6 +132,7 @@ def test_linear_boundary_are_the_sign_changes(theta, sigma):
     assert lower <= upper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "d", "sigma"), [(5, 100, 0.5), (50, 100, 0.0), (16, 100, 1.2), (150, 100, 0.2)]
 )

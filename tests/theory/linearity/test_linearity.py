@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import slow
 from scipy.stats import entropy
 
 from theory import linearity as ctl
@@ -56,6 +55,7 @@ def measured(f, thetas, weights):
 # --- exact gaps -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 def test_quadratic_gap(weights):
     """Compares with the function itself, and with the formula for pairs."""
@@ -73,7 +73,8 @@ def test_quadratic_gap(weights):
     close(found, -np.einsum("i,j,ijp,opq,ijq->o", a, a, d, H, d) / 4)
 
 
-@pytest.mark.parametrize("sizes", [(2, 4, 3, 2), *slow((3, 4, 2), (2, 3, 1, 3, 2))], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(2, 4, 3, 2), (3, 4, 2), (2, 3, 1, 3, 2)], ids=str)
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 def test_product_gap(weights, sizes):
     """Against products of matrices; its orders against scaled deviations."""

@@ -1,0 +1,30 @@
+"""Examples of docstrings that take more than .3 CPU-seconds, of which most compile programs. They
+are slow tests, and the other examples are quick."""
+
+SLOW_EXAMPLES = {
+    "experiments.lab.running.Result.to_dataframe",
+    "experiments.models.attention.attend",
+    "sail_jax.align.assignment.auction",
+    "sail_jax.align.transport.transport_layers",
+    "sail_jax.checkpoint.operations.upcycling.upcycle_checkpoint",
+    "sail_jax.lora.approximate",
+    "sail_jax.merging.matrices.svd",
+    "sail_jax.methods.learned.adamerging",
+    "sail_jax.methods.learned.learned_soup",
+    "sail_jax.probe.curvature.hessian_spectrum",
+    "sail_jax.probe.linearity.cross_task_linearity",
+    "sail_jax.probe.tasks.interference",
+    "theory.deep_linear.advice.advise",
+    "theory.deep_linear.drawing.phase_diagram",
+    "theory.deep_linear.networks.least_invariant",
+    "theory.deep_linear.penalised.best_fixed_risk_of",
+    "theory.deep_linear.penalised.best_risk_of",
+    "theory.deep_linear.penalised.best_scaled_risk_of",
+    "theory.deep_linear.sources.best_weights",
+    "theory.initialisation.transfer.worst_gap",
+    "theory.linearity.bounds.curvature",
+    "theory.linearity.bounds.supremum_bound",
+    "theory.two_layer.adapters.reduced",
+    "theory.two_layer.low_rank.flow",
+    "theory.two_layer.riccati.trajectory",
+}
