@@ -7,6 +7,7 @@ pytest`, and always in soak tests, they compile with the usual optimisations. Pr
 one worker are read from disk by the others."""
 
 import os
+import tempfile
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -76,12 +77,15 @@ def float64():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def shared_between_workers(tmp_path_factory):
-    """The folder in which `tiny_runs` stores results of the workers of this session."""
+def temporary_files(tmp_path_factory):
+    """Examples make temporary folders, which are deleted with those of the tests. `tiny_runs`
+    stores results of all workers of this session in TINY_RUNS."""
     folder = tmp_path_factory.getbasetemp()
-    folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "tiny_runs"
-    folder.mkdir(exist_ok=True)
-    os.environ["TINY_RUNS"] = str(folder)
+    shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "tiny_runs"
+    for made in (own := folder / "examples", shared):
+        made.mkdir(exist_ok=True)
+    os.environ |= {"TMPDIR": str(own), "TINY_RUNS": str(shared)}
+    tempfile.tempdir = None  # read anew
 
 
 def memory_is_short() -> bool:

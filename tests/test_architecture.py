@@ -113,6 +113,7 @@ def studies_between(graph: dict[str, set[str]]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_study_imports_another(graph):
     """Code shared by two studies is in `experiments.studies.shared`, or further up the list."""
     assert studies_between(graph) == []
@@ -140,6 +141,7 @@ BATCHED = re.compile(
 )
 
 
+@pytest.mark.slow
 def test_matrices_are_decomposed_in_one_room():
     """`sail_jax.linalg` says why: LAPACK must not get a batch."""
     found = [

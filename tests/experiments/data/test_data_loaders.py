@@ -990,6 +990,7 @@ def _bytes(text):
     return np.frombuffer(text, np.uint8)
 
 
+@pytest.mark.slow
 def test_packed_questions_are_scored_by_hand():
     items = [choices.Item("abc", (" d", " éf"), 1), choices.Item("z", (" x", " y", " w"), 2)]
     packed = choices.pack(items, _bytes, 5)

@@ -133,6 +133,7 @@ class Unchanged:
         }
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_line_for_each_finished_point(study, tmp_path):
     def rows():
         return [json.loads(line) for line in (tmp_path / "g/metrics.jsonl").open()]

@@ -114,6 +114,7 @@ def test_result_round_trip(finished):
     assert not list(finished.rglob("*.part"))
 
 
+@pytest.mark.slow
 def test_redrawing_gives_the_same_picture_without_running(finished):
     def run(config, stage):
         raise AssertionError("a finished run was run again")

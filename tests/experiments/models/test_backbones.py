@@ -80,6 +80,7 @@ def _slow(tensors, name, x, stride):
     return y * at["weight"] + at["bias"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["basic", "bottleneck"])
 def test_a_resnet_computes_what_hugging_face_s_does(kind, tmp_path):
     config, tensors = resnet(kind)

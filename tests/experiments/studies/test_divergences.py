@@ -139,6 +139,7 @@ def test_coupled_samples_have_the_laws_of_the_tasks(case):
         assert (np.abs(products.mean(0) - expected) < Z_MAX * error + 1e-12).all()
 
 
+@pytest.mark.slow
 def test_unused_dimensions_change_nothing():
     """W_1 in all of (x, y) and in (u, v, y) agree on the same points when the rest is shared."""
     beta_s, beta_t, sigma = CASES["1 rad"]

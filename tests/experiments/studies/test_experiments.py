@@ -164,6 +164,7 @@ def test_the_answer_is_computed_from_the_dataset(ran):
     assert not re.search(r"\b(nan|inf|None)\b", answer)
 
 
+@pytest.mark.slow
 def test_findings_are_computed_from_the_dataset(ran):
     _, study, (dataset, _) = ran
     findings = study.findings(dataset)

@@ -372,6 +372,7 @@ def test_the_papers_data_are_asked_for_before_anything_is_computed():
         ol.run(varied(TINY, model={"preset": "olmo-30m"}), stage)
 
 
+@pytest.mark.slow
 def test_the_papers_training_is_table_3():
     config = ol.presets["paper"]
     assert [config.steps(b) for b in config.pretrain.budgets] == [

@@ -159,6 +159,7 @@ def test_angles_up_to_pi_have_both_lines_and_ticks():
     assert left.get_ylim()[1] > pi
 
 
+@pytest.mark.slow
 def test_what_averages_the_estimator_is_called_so():
     titles = [ax.get_title() for ax in plots._diagram(_dataset("fine_tuning"), "fine_tuning").axes]
     assert any("estimator, averaged over data" in title for title in titles)

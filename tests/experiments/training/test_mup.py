@@ -166,6 +166,7 @@ def test_a_study_draws_and_trains_by_it():
         Model(width=16, heads=2, hidden=32, mup=6)
 
 
+@pytest.mark.slow
 def test_own_rates_of_parameters_are_checked_and_spare_weight_decay():
     params = {"a": {"kernel": jnp.ones(2)}, "b": {"kernel": jnp.ones(2)}}
     how = {"weight_decay": 0.1, "rates": (("a/kernel", 0.25),)}

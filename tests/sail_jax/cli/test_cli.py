@@ -262,6 +262,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(line, says, call, fake, monkeypat
     assert [p.name for p in tmp_path.rglob("*")] == ["there", "file"]  # nothing was begun
 
 
+@pytest.mark.slow
 def test_run_keeps_and_plot_redraws(fake, call, tmp_path):
     code, out, err = call(
         "run", "merge_digits", "--out", "here", "--step-size", "2", "--sizes", "3"

@@ -424,6 +424,7 @@ def spec_of(folder, embed, *more):
     (folder / "spec.yaml").write_text(GEMMA_SPEC.format(embed=embed, head="\n".join(more)))
 
 
+@pytest.mark.slow
 def test_without_a_run_nothing_is_called_exact(gemma, capsys):
     """Embeddings times the root of their width, which no axis shows (Gemma)."""
     spec_of(gemma, EMBED, HEAD)

@@ -63,6 +63,7 @@ def test_the_step_that_is_taken_is_printed(run, merge):
     assert (got["step"], got["opt_state/0/count"]) == (100, 0)
 
 
+@pytest.mark.slow
 def test_what_happens_to_the_rest(run, merge, tmp_path):
     code, printed, out = merge(f"{run}/[12]00", more="rest: drop")
     assert (code, [*load_checkpoint(out)]) == (0, ["params/w"])

@@ -131,6 +131,7 @@ def call(*argv):
     return cli.main(["merge", "recipe", *argv])
 
 
+@pytest.mark.slow
 def test_the_command_line_of_notebooks_runs(models, capsys):
     line = "--copy-tokenizer --allow-crimes --out-shard-size 4k --lazy-unpickle --trust-remote-code"
     assert call("out", *line.split()) == 0
@@ -145,6 +146,7 @@ def test_the_command_line_of_notebooks_runs(models, capsys):
     assert (models / "out" / "tokenizer.json").exists()
 
 
+@pytest.mark.slow
 def test_no_tokenizer_no_card_and_the_seed_of_the_command_line(models, capsys):
     assert call("out", "--no-copy-tokenizer", "--no-write-model-card", "--random-seed", "5") == 0
     said = "note: --random-seed 5 replaces seed 1 of the recipe"

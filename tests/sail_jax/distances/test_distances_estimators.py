@@ -41,6 +41,7 @@ def test_gaussian_total_variation_is_its_integral(gap):
     assert found <= gap / 1.3 / 2  # Pinsker
 
 
+@pytest.mark.slow
 def test_gaussian_total_variation_with_a_covariance_by_monte_carlo():
     rng = np.random.default_rng(1)
     root = rng.normal(size=(3, 3))

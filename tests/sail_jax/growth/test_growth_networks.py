@@ -542,6 +542,7 @@ def test_fresh_layers_copy_what_is_in_no_space():
     assert not np.any(change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rules", [OLMO2, OLMO2_OUTER])
 def test_what_reads_outer_spaces_is_zero_in_new_layers(rules):
     params = olmo2.tensors()
@@ -603,6 +604,7 @@ def test_identity_layers_of_a_chain_need_a_nonlinearity_that_may_be_repeated(wor
     assert bool(growth.report.lost) == bool(lost)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM"])
 def test_norms_after_the_sums_are_seen_without_a_head_too(kind):
     """The stream of a BERT without a head is its output, and "outer" in the spec (MiniLM)."""

@@ -272,6 +272,7 @@ def test_dense_maps_restart_second_moments_and_say_so():
     assert "the map of 'resid' is dense" in str(report)
 
 
+@pytest.mark.slow
 def test_laws_can_be_said():
     optimizer = optax.adam(0.02)
     _, new, state, _ = carried(optimizer, PARAMS, SPEC, PERMUTED)

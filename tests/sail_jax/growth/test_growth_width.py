@@ -450,6 +450,7 @@ def relu_apply(p, x):
     return np.maximum(x @ w["in"] + w["bias"], 0) @ w["out"]
 
 
+@pytest.mark.slow
 def test_compensation_is_least_squares():
     net, s = relu_net(8)
     x = draw(60, 4)
@@ -549,6 +550,7 @@ def test_singular_value_initialisation(sizes):
     )
 
 
+@pytest.mark.slow
 def test_gradients_pass_by_singular_vectors_and_principal_axes():
     """With C_in and C_out fixed, that of <1, C_in theta C_out^T> is C_in^T 1 C_out."""
 

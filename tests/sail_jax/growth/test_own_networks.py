@@ -193,6 +193,7 @@ def test_a_tied_table_grows_twice():
     assert certificate(language, LANGUAGE, large, TOKENS).preserved
 
 
+@pytest.mark.slow
 def test_a_tied_table_grows_exactly_or_the_reason_is_given():
     """A copy that is written by half and read by half would need another table for each use."""
     net, params = tailed(TAILS["none"])

@@ -38,6 +38,7 @@ def test_the_number_of_the_stream_stands_for_its_draws():
     assert drawn(7, "a/b", 2, 4) == DRAWS[random_bits.STREAM]
 
 
+@pytest.mark.slow
 def test_draws_follow_their_definition():
     words = [*divmod(7, 1 << 32), *map(int, fingerprint("a/b"))]
     found = drawn(7, "a/b", 2, 4)

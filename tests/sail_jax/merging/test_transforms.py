@@ -491,6 +491,7 @@ def test_transforms_under_jit(name):
     chex.assert_trees_all_close(jitted.delta, eager.delta, rtol=2 * jnp.finfo(jnp.float32).eps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", of_law(2, 3, TRANSFORMS, [n for n in TRANSFORMS if n not in ("drop", "chain")])
 )
@@ -505,6 +506,7 @@ def test_transforms_leave_an_empty_tree_alone():
         assert transform(empty) == empty
 
 
+@pytest.mark.slow
 def test_leaves_without_entries_are_left_alone():
     some = vectors()
     more = TaskVectors(

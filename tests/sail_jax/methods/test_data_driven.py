@@ -402,6 +402,7 @@ def moments(X):
     return [{"W": jnp.asarray(x.T @ x / len(x), jnp.float32)} for x in X]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("input_axes", ["first", "last"])
 def test_regmean_is_the_least_squares_fit(input_axes):
     """Against lstsq on all rows, weighted; damping 1e-7 of the mean eigenvalue, condition < 1e3."""

@@ -321,6 +321,7 @@ def test_as_many_models_as_in_memory_are_merged_on_disk(tmp_path):
         methods.expo()(TUNED[:2], BASE)
 
 
+@pytest.mark.slow
 def test_leaves_that_are_no_numbers_are_carried_where_they_agree():
     """A PRNG key in the state of a Flax module with dropout; a function in a module of arrays."""
 

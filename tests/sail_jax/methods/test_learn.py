@@ -512,6 +512,7 @@ def test_others_refuse():
         representation_surgery(predict, base, ms[0], (), key=KEY)
 
 
+@pytest.mark.slow
 def test_surgery_starts_as_the_identity():
     ms, base = problem()
     got = representation_surgery(predict, base, ms[0], inputs()[0], key=KEY, steps=0).params

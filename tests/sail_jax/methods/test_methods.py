@@ -312,6 +312,7 @@ def test_dare_raises_the_spread_of_models_by_its_identity():
     assert abs(z_scores(V, spread(delta))) > 50  # the identity is not vacuous at this size
 
 
+@pytest.mark.slow
 def test_masks_differ_between_models_and_leaves_and_follow_the_key():
     base = {"a": jnp.zeros(64), "b": jnp.zeros(64)}
     ones = jax.tree.map(jnp.ones_like, base)

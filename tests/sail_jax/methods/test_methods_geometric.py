@@ -551,6 +551,7 @@ def test_defect_model_stock_of_small_copies():
     np.testing.assert_allclose(kept, 1e-4 * 2 * 0.04 / 1.04, rtol=16 * EPS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compat", ["paper", "mergekit"])
 def test_defect_model_stock_at_its_pole(compat):
     """mergekit: -inf for two opposed deltas. Here the base."""
@@ -595,6 +596,7 @@ def test_defect_half_precision_output():
     assert methods.slerp(t=0.5)(models)["a"].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_eps_of_multislerp():
     """By the definition, in float64: lengths near eps, and a mean of directions shorter than it."""
     random = np.random.default_rng(7)

@@ -99,6 +99,7 @@ def failures(net, params, **change):
     return check_spec(found.spec, net, params, x, resized=lambda _: net).failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEEDED)
 def test_networks_that_need_an_equation_are_right_with_it(name):
     net, params = NEEDED[name]

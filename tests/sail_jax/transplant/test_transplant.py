@@ -153,6 +153,7 @@ def test_neighbours_are_the_nearest(k):
         np.testing.assert_allclose(x, expected, rtol=16 * EPS)
 
 
+@pytest.mark.slow
 def test_one_program_for_all_batches():
     targets, anchors = rows(5)
     before = combined._cache_size()

@@ -63,6 +63,7 @@ def test_least_squares_on_isotropic_inputs_has_the_known_risk(n):
     )
 
 
+@pytest.mark.slow
 def test_one_sample_keeps_a_uniform_direction():
     """b = u u.beta with u uniform on the sphere, whose fourth moments are known."""
     beta = TASKS[0]

@@ -86,6 +86,7 @@ def test_closed_forms_are_what_runs_do(bed):
         assert np.abs(z).max() < Z_MAX, (name, z)
 
 
+@pytest.mark.slow
 def test_without_noise():
     """Without noise, gradient descent in NumPy, the closed forms and simulated runs agree."""
     tasks = replace(mixed(), noise=0.0)

@@ -72,6 +72,7 @@ def test_an_adapter_on_one_layer_is_a_mode(target):
     assert float(0.9 + moved) == pytest.approx(level, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_layers_have_the_product_and_one_integral():
     weights, starts = np.array([0.5, 2.0, 1.5]), np.array([0.2, 0.01, 0.0])
     for level in (0.1, 1.5, 30.0):

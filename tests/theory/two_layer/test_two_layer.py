@@ -97,6 +97,7 @@ def test_flow_against_high_order_integration(subject):
     assert np.isfinite(found).all()
 
 
+@pytest.mark.slow
 def test_textbook_form_fails_where_the_flow_does_not():
     """The same closed form in one piece loses all digits once 4 sigma_1 t > log(1/eps) = 36."""
     rng = np.random.default_rng(0)

@@ -260,6 +260,7 @@ def test_packed_views_in_order_unpack_once(tmp_path, fake, monkeypatch):
     refused(tmp_path / "m.bin", r"views of 8\.0 kB and would need 2\.0 MB of reads")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_a_view_takes_the_memory_that_it_says(tmp_path, fake, compression):
     """A column of 8 MB in a storage of 32 MB, plus some MB for the unpacked blocks."""

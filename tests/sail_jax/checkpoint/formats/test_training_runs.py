@@ -117,6 +117,7 @@ def test_a_tensor_is_read_by_blocks(tmp_path, monkeypatch, shape):
     assert not tensor._last.held  # nothing is held after the last entry
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", [1, 80, 1 << 20])
 def test_every_range_of_every_chunking_is_read(tmp_path, monkeypatch, run):
     """Rows that are larger than one read are read in separate blocks."""

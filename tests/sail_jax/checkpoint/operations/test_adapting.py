@@ -165,6 +165,7 @@ def test_a_whole_adapter_applied_to_the_base_is_the_tuned_model(config, tmp_path
         np.testing.assert_allclose(got[name], want, rtol=0, atol=50 * EPS, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefixed", [[], ["tuned"]])
 def test_gpt2_as_it_was_published_lacks_the_prefix_of_its_head(prefixed, tmp_path):
     """PEFT wraps the model with its head: keys have the prefix, whichever file has it."""
@@ -439,6 +440,7 @@ def test_the_memory_in_which_an_output_is_made_counts(two, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_table_is_printed(two, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(two)
     words = ["lora", "extract", "base", "tuned", str(tmp_path / "out"), "--rank", "8", "--quiet"]

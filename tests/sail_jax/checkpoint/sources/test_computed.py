@@ -86,6 +86,7 @@ def compiled(view):
     return len(next(iter(view.tensors.values()))._programs._compiled)
 
 
+@pytest.mark.slow
 def test_a_visit_forms_a_tensor_once_and_then_lets_it_go(tmp_path):
     source, view = view_of(tmp_path)
     name = "model.layers.1.mlp.up_proj.weight"
@@ -143,6 +144,7 @@ def test_programs_are_those_of_equal_functions():
     assert len(programs._compiled) == 2
 
 
+@pytest.mark.slow
 def test_memory_counts_what_is_held_and_the_limit_is_kept(tmp_path):
     _, view = view_of(tmp_path)
     for tensor, work in zip(view.tensors.values(), view.works(), strict=True):
