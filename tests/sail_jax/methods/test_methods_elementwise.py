@@ -102,7 +102,14 @@ METHODS = (
     *("linear sum", "task_arithmetic", "ties sum", "dare_ties"),
 )
 DEAR = ("breadcrumbs_ties", "della", "della_linear", "arcee_fusion")
-each_subject = pytest.mark.parametrize("label", SUBJECTS)
+# options of methods whose reference is quick with others; programs of their own take a while
+OPTIONS = {
+    "breadcrumbs tree", "consensus ties", "della magnitude", "della mergekit",
+    "della_linear mergekit", "sce mergekit", "sce select", "ties sum",
+}  # fmt: skip
+each_subject = pytest.mark.parametrize(
+    "label", [slow_unless(label not in OPTIONS, label) for label in SUBJECTS]
+)
 
 
 def law(i, among=SUBJECTS):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import merge_cases
 import numpy as np
 import pytest
-from cells import of_law, slow
+from cells import of_law, slow, slow_unless
 from merge_cases import flat
 
 from sail_jax import methods
@@ -54,7 +54,11 @@ SUBJECTS = {
         ("model_stock", "column", {"weights": WEIGHTS}),
     ),
 }  # fmt: skip
-each_subject = pytest.mark.parametrize("label", SUBJECTS)
+# options of methods whose reference is quick with others; programs of their own take a while
+OPTIONS = {"nuslerp columns", "nuslerp rows", "stock columns", "stock rows"}
+each_subject = pytest.mark.parametrize(
+    "label", [slow_unless(label not in OPTIONS, label) for label in SUBJECTS]
+)
 # each method once, for laws of which a subject takes programs of its own, whatever its options
 METHODS = ("slerp", "nuslerp columns", "multislerp", "stock")
 SLOW = ("nuslerp deltas", "multislerp mergekit", "karcher", "stock rows")
