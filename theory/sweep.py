@@ -42,9 +42,8 @@ from theory.two_layer import (
 Generator = np.random.Generator
 Side = Callable[..., Any]
 
-TOLERANCE = 3e-4  # of the largest number of the simulation
+TOLERANCE = 1e-6  # of the largest number of the simulation
 SETTLED = 1e-10  # speed at an end, relative to the first speed
-NEAR = 2e-5  # the same where the end may be a saddle, from which rounding of 1e-10 drives the flow
 LONGEST = 1e6
 
 
@@ -113,18 +112,22 @@ def _followed(
     speed: Callable[[np.ndarray], np.ndarray],
     start: np.ndarray,
     time: float,
-    settled: float = SETTLED,
+    above: Callable[[np.ndarray], float] | None = None,
 ) -> np.ndarray:
-    """Integrates an autonomous equation to a time; inf means until it is first stationary.
+    """Integrates an autonomous equation to a time; inf means until it is first stationary, or until
+    `above` is 0.
 
     Later, rounding may leave a saddle at which the exact flow stays.
     """
     first = np.linalg.norm(speed(start))
 
     def moving(_: float, at: np.ndarray) -> float:
-        return float(np.linalg.norm(speed(at)) - settled * first)
+        return float(np.linalg.norm(speed(at)) - SETTLED * first)
 
-    moving.terminal = True
+    def inside(_: float, at: np.ndarray) -> float:
+        return 1.0 if above is None else above(at)
+
+    moving.terminal = inside.terminal = True
     found = solve_ivp(
         lambda _, at: speed(at),
         (0.0, min(time, LONGEST)),
@@ -132,7 +135,7 @@ def _followed(
         "LSODA",
         rtol=1e-10,
         atol=1e-12,
-        events=moving if time == np.inf and first else None,
+        events=(moving, inside) if time == np.inf and first else None,
     )
     return found.y[:, -1]
 
@@ -176,17 +179,22 @@ def _entries(x, y, source, scale):
     return at[:d] * at[d:]
 
 
-def _pair(b, a, target, time, scale=1.0, settled=SETTLED):
-    """Trains B and A on |scale B A - target|^2, and returns scale B A."""
-    shape, cut = (b.shape, a.shape), b.size
+def _pair(b, a, target, time, scale=1.0, above=None):
+    """Trains B and A on |scale B A - target|^2, and returns scale B A; `above` is a function of B A
+    (`_followed`)."""
+    cut = b.size
+
+    def apart(at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return at[:cut].reshape(b.shape), at[cut:].reshape(a.shape)
 
     def speed(at: np.ndarray) -> np.ndarray:
-        one, other = at[:cut].reshape(shape[0]), at[cut:].reshape(shape[1])
+        one, other = apart(at)
         off = 2 * scale * (scale * one @ other - target)
         return -np.append(off @ other.T, one.T @ off)
 
-    at = _followed(speed, np.append(b, a), time, settled)
-    return scale * at[:cut].reshape(shape[0]) @ at[cut:].reshape(shape[1])
+    inside = None if above is None else lambda at: above(np.matmul(*apart(at)))
+    one, other = apart(_followed(speed, np.append(b, a), time, inside))
+    return scale * one @ other
 
 
 def _on_layers(weights, starts, target, scale, time=np.inf):
@@ -485,15 +493,38 @@ def _one_noisy_mode(rng: Generator) -> tuple[float, float, float, float]:
 
 def _whole(pre, ft, anchor):
     """Fine-tunes both layers from the first n modes of A_pre, in balanced layers of width n."""
-    u, s, vt = np.linalg.svd(pre, full_matrices=False)
     rows = []
-    for n in range(s.size + 1):
-        b, a = u[:, :n] * np.sqrt(s[:n]), np.sqrt(s[:n])[:, None] * vt[:n]
+    for n in range(min(pre.shape) + 1):
+        start = _layers_of(pre, n)
         # The anchor's term only moves the target.
-        target = (ft + anchor * b @ a) / (1 + anchor)
-        end = _pair(b, a, target, np.inf, settled=NEAR) if n else 0 * pre
+        target = (ft + anchor * np.matmul(*start)) / (1 + anchor)
+        end = _end(start, target)
         rows.append((np.sum((end - pre) ** 2), np.sum((end - ft) ** 2)))
     return np.transpose(rows)
+
+
+def _layers_of(theta, n):
+    """Makes balanced layers of width n whose product is the best approximation of a matrix."""
+    u, s, vt = np.linalg.svd(theta, full_matrices=False)
+    return u[:, :n] * np.sqrt(s[:n]), np.sqrt(s[:n])[:, None] * vt[:n]
+
+
+def _end(start, target):
+    """Trains balanced layers until they are stationary, and returns their product.
+
+    The flow conserves the sign of a determinant. If the target has the other sign, a singular value
+    of the product vanishes, but rounding of 1e-10 carries it across 0 before the others have
+    settled. Where it reaches 0, the layers therefore go on without it.
+    """
+    n = start[0].shape[1]
+    if n == 0:
+        return 0 * target
+    if target.shape != (n, n):
+        return _pair(*start, target, np.inf)
+    sign = np.sign(np.linalg.det(np.matmul(*start)))
+    theta = _pair(*start, target, np.inf, above=lambda theta: sign * np.linalg.det(theta))
+    vanished = sign * np.linalg.det(theta) < 1e-12
+    return _pair(*_layers_of(theta, n - 1), target, LONGEST) if vanished and n > 1 else theta
 
 
 def _hessian_top(y, sigma):
@@ -780,6 +811,7 @@ LAWS = (
         lambda rng: (int(rng.integers(2, 9)), _signed(rng, 0.1, 10) ** 2),
         quantised.rounding_noise,
         _rounding,
+        1e-5,  # the spread of 2^16 weights
     ),
     Law(
         "quantised.worthwhile_bits",

@@ -10,6 +10,7 @@ import jax.scipy.linalg
 import merge_cases
 import numpy as np
 import pytest
+from cells import soak
 
 from sail_jax import linalg, lora, methods
 from sail_jax.transplant import combined
@@ -161,7 +162,7 @@ threads = [threading.Thread(target=run) for _ in range({threads})]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", [4, *soak(1)])
 def test_programs_and_merges_in_several_threads_end(threads):
     """With JAX's own functions they stand still: docs/decisions/lapack.md."""
     environment = {

@@ -7,7 +7,7 @@ import pytest
 from experiments.bench import cluster
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_merge_and_tasks_are_measured_in_turns():
     parser = argparse.ArgumentParser()
     cluster.options(parser)

@@ -59,7 +59,7 @@ def test_writes_an_answer_and_goes_on_after_an_interrupt(models, capsys):
     assert "holds a search with another budget: 9, not 12" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_trials_side_by_side_give_the_same_answer(models):
     for out, more in (("here", []), ("there", ["--on", "local:2"])):
         assert cli.main(["search", *models, "--out", out, *more]) == 0

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import xarray as xr
+from cells import soak
 
 import experiments
 from experiments.lab.running import tidy
@@ -59,7 +60,7 @@ CELLS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["agg", "inline"])
+@pytest.mark.parametrize("backend", ["inline", *soak("agg")])
 def test_a_notebook_shows_results_and_figures(backend, tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")

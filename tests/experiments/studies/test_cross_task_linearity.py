@@ -268,7 +268,7 @@ def test_the_run_of_all_parts_measures_what_it_says(ran):
         assert name in ctl.summary(ran)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_run_is_repeatable_and_the_seed_matters(ran):
     some = varied(ctl.presets["tiny"], parts=("arithmetic",))
     again = ctl.run(some)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cells import slow_unless
+from cells import slow_unless, soak
 from scipy import stats
 
 from theory import deep_linear as dl
@@ -94,7 +94,7 @@ def problem(d=120, exponent=0.8):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [30, 70, 200])
+@pytest.mark.parametrize("n", [30, 70, *soak(200)])
 def test_equivalents_against_monte_carlo(n):
     """Null: mean risks equal the equivalents. Their bias is O(1/n) of the risk, up to 2 % here:
     z is allowed 4 beyond that."""

@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from cells import soak
 
 from theory.claims import Z_MAX
 from theory.merging import averaging
@@ -111,7 +112,7 @@ def test_decay_always_wins_against_checkpoints_far_apart():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("time", [0.3, 5.0])
+@pytest.mark.parametrize("time", [0.3, *soak(5.0)])
 def test_dense_averages_are_the_limit_of_many_steps(time):
     """The error falls as the rate: twice as many steps halve it, to 10 %."""
     errors = []

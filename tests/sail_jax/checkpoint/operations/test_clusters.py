@@ -307,7 +307,7 @@ def begun(folder, method, out, *more):
     return process
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_an_interrupted_command_leaves_no_worker_and_is_continued(recipes, tmp_path):
     process = begun(recipes, "ties", tmp_path / "out")
     workers = worker_processes(process.pid)

@@ -50,7 +50,7 @@ def repeated(inputs, threads, cores, times, names):
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.skipif(not CORES, reason="this system does not choose cores")
 def test_transplants_and_spectral_merges_end_in_two_threads(inputs):
     names = ["transplant", "merge tsv_m"]
