@@ -495,10 +495,9 @@ def _whole(pre, ft, anchor):
     """Fine-tunes both layers from the first n modes of A_pre, in balanced layers of width n."""
     rows = []
     for n in range(min(pre.shape) + 1):
-        start = _layers_of(pre, n)
+        b, a = _layers_of(pre, n)
         # The anchor's term only moves the target.
-        target = (ft + anchor * np.matmul(*start)) / (1 + anchor)
-        end = _end(start, target)
+        end = _end(b, a, (ft + anchor * b @ a) / (1 + anchor))
         rows.append((np.sum((end - pre) ** 2), np.sum((end - ft) ** 2)))
     return np.transpose(rows)
 
@@ -509,22 +508,24 @@ def _layers_of(theta, n):
     return u[:, :n] * np.sqrt(s[:n]), np.sqrt(s[:n])[:, None] * vt[:n]
 
 
-def _end(start, target):
+def _end(b, a, target):
     """Trains balanced layers until they are stationary, and returns their product.
 
     The flow conserves the sign of a determinant. If the target has the other sign, a singular value
     of the product vanishes, but rounding of 1e-10 carries it across 0 before the others have
     settled. Where it reaches 0, the layers therefore go on without it.
     """
-    n = start[0].shape[1]
+    n = len(a)
     if n == 0:
         return 0 * target
     if target.shape != (n, n):
-        return _pair(*start, target, np.inf)
-    sign = np.sign(np.linalg.det(np.matmul(*start)))
-    theta = _pair(*start, target, np.inf, above=lambda theta: sign * np.linalg.det(theta))
-    vanished = sign * np.linalg.det(theta) < 1e-12
-    return _pair(*_layers_of(theta, n - 1), target, LONGEST) if vanished and n > 1 else theta
+        return _pair(b, a, target, np.inf)
+    sign = np.sign(np.linalg.det(b @ a))
+    theta = _pair(b, a, target, np.inf, above=lambda theta: sign * np.linalg.det(theta))
+    if n == 1 or sign * np.linalg.det(theta) > 1e-12:
+        return theta
+    b, a = _layers_of(theta, n - 1)
+    return _pair(b, a, target, LONGEST)
 
 
 def _hessian_top(y, sigma):
