@@ -215,7 +215,7 @@ def test_both_evaluations_of_an_attack_agree(claim):
 
 
 @pytest.mark.slow
-@each(SEARCHED, 12)
+@each(SEARCHED, 24)
 def test_bounds_are_as_sharp_as_recorded(claim):
     """A search finds the recorded result. The code is the same, so a few searches are enough."""
     found = adversary.attack(claim.id, replace(claim.attack, without={}))

@@ -206,13 +206,8 @@ def test_layers_are_seen_and_replaced(name):
     assert np.abs(other - out).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("llama",)),
-        *(pytest.param(name, marks=pytest.mark.soak) for name in ("clip", "t5", "vit")),
-    ],
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["llama", "clip", "t5", "vit"])
 def test_other_networks(name, tmp_path):
     rng, n, config = np.random.default_rng(0), 6, GOLDEN[name]["config"]
     base = {k: np.asarray(x) for k, x in model(name).params.items()}
