@@ -190,7 +190,7 @@ def _word(case):
     return " ".join(free(own, letters) for own in labelled(jaxpr, *arrays)[0])
 
 
-# every other case is quick: `test_each_rule_keeps_some_units_apart` has them all
+# every other case is quick
 @pytest.mark.parametrize("name", [slow_unless(i % 2 == 0, name) for i, name in enumerate(CASES)])
 def test_pieces_compute_the_same_and_keep_units_apart(name):
     """Sums in another order differ by their rounding, in float64 1e-12 of numbers of order one."""
