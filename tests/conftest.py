@@ -81,9 +81,10 @@ def temporary_files(tmp_path_factory):
     """Examples make temporary folders, which are deleted with those of the tests. `tiny_runs`
     stores results of all workers of this session in TINY_RUNS."""
     folder = tmp_path_factory.getbasetemp()
+    own = folder / "examples"
+    own.mkdir()
     shared = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "tiny_runs"
-    for made in (own := folder / "examples", shared):
-        made.mkdir(exist_ok=True)
+    shared.mkdir(exist_ok=True)
     os.environ |= {"TMPDIR": str(own), "TINY_RUNS": str(shared)}
     tempfile.tempdir = None  # read anew
 

@@ -108,11 +108,15 @@ def sweep(law: Law, seed: int, points: int) -> Iterator[Miss]:
 # --- simulators -----------------------------------------------------------------------------------
 
 
+def _anywhere(_: np.ndarray) -> float:
+    return 1.0
+
+
 def _followed(
     speed: Callable[[np.ndarray], np.ndarray],
     start: np.ndarray,
     time: float,
-    above: Callable[[np.ndarray], float] | None = None,
+    above: Callable[[np.ndarray], float] = _anywhere,
 ) -> np.ndarray:
     """Integrates an autonomous equation to a time; inf means until it is first stationary, or until
     `above` is 0.
@@ -125,7 +129,7 @@ def _followed(
         return float(np.linalg.norm(speed(at)) - SETTLED * first)
 
     def inside(_: float, at: np.ndarray) -> float:
-        return 1.0 if above is None else above(at)
+        return above(at)
 
     moving.terminal = inside.terminal = True
     found = solve_ivp(
@@ -179,7 +183,7 @@ def _entries(x, y, source, scale):
     return at[:d] * at[d:]
 
 
-def _pair(b, a, target, time, scale=1.0, above=None):
+def _pair(b, a, target, time, scale=1.0, above=_anywhere):
     """Trains B and A on |scale B A - target|^2, and returns scale B A; `above` is a function of B A
     (`_followed`)."""
     cut = b.size
@@ -192,8 +196,8 @@ def _pair(b, a, target, time, scale=1.0, above=None):
         off = 2 * scale * (scale * one @ other - target)
         return -np.append(off @ other.T, one.T @ off)
 
-    inside = None if above is None else lambda at: above(np.matmul(*apart(at)))
-    one, other = apart(_followed(speed, np.append(b, a), time, inside))
+    start = np.append(b, a)
+    one, other = apart(_followed(speed, start, time, lambda at: above(np.matmul(*apart(at)))))
     return scale * one @ other
 
 
@@ -525,6 +529,7 @@ def _end(b, a, target):
     if n == 1 or sign * np.linalg.det(theta) > 1e-12:
         return theta
     b, a = _layers_of(theta, n - 1)
+    # A time, because the others may have settled already: then the first speed is rounding.
     return _pair(b, a, target, LONGEST)
 
 

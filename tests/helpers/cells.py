@@ -28,6 +28,11 @@ def soak(*values):
     return [soak_unless(False, value) for value in values]
 
 
+def one_of_every(few, values):
+    """Makes a cell for each value: a soak test, except for the first of every few."""
+    return [soak_unless(i % few == 0, value) for i, value in enumerate(values)]
+
+
 def chosen(values, *quick):
     """Makes a cell for each value: slow except for the chosen ones."""
     unknown = [value for value in quick if value not in values]

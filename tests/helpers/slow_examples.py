@@ -1,5 +1,5 @@
-"""Examples of docstrings that take more than .25 CPU-seconds, of which most compile programs. They
-are slow tests, and the other examples are quick."""
+"""Examples of docstrings that take more than .25 CPU-seconds, mostly to compile programs. They are
+slow tests, and the other examples are quick."""
 
 SLOW_EXAMPLES = {
     "experiments.data.augment.augment",

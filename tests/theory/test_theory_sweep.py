@@ -896,8 +896,8 @@ def name(row: Row) -> str:
     return f"{row.of or of.__name__}-{'-'.join(row.kinds)}"
 
 
-# One row of six is quick, and the others are slow; one level higher if they take seconds, and in
-# float64.
+# One row of six is quick, and the others are slow. Rows that take seconds are one level higher, and
+# so is float64.
 LEVELS = ([], pytest.mark.slow, pytest.mark.soak)
 # float32 overflows and rounds sooner: float64 waits for the slow tests.
 SINGLE_FIRST = (np.float32, *slow(np.float64))

@@ -13,7 +13,7 @@ import known_networks as models
 import numpy as np
 import olmo2
 import pytest
-from cells import chosen, soak_unless
+from cells import chosen, one_of_every, soak_unless
 
 from experiments.models.gpt import GPT
 from experiments.models.mlp import MLP
@@ -34,7 +34,6 @@ FLAX = {
     "flax vit": {"model_type": "flax_vit"},
 }
 NAMES = models.NAMES
-# compiling the forward pass of the others takes minutes
 POST_NORM = ["bert", "roberta"]
 LIMIT = 10 * float(jnp.finfo(jnp.float32).eps) ** 0.5
 TWICE = {"width": 2, "depth": 2}
@@ -134,7 +133,7 @@ def test_masks_are_not_exact_where_a_norm_writes_into_the_stream():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [soak_unless(i % 2 == 0, n) for i, n in enumerate(NAMES)])
+@pytest.mark.parametrize("name", one_of_every(2, NAMES))
 def test_lemon_doubles_any_network(name):
     """Twice as wide and twice as deep; not deeper where norms follow the sums, and by
     identities where layers are a chain."""
@@ -162,11 +161,14 @@ def test_lemon_doubles_any_network(name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        soak_unless(i % 2 == 0, n)
-        for i, n in enumerate(models.HEADS)
-        if n not in (*models.BASES, "GPT2DoubleHeadsModel", "GraniteMoeSharedForCausalLM")
-    ],
+    one_of_every(
+        2,
+        [
+            n
+            for n in models.HEADS
+            if n not in (*models.BASES, "GPT2DoubleHeadsModel", "GraniteMoeSharedForCausalLM")
+        ],
+    ),
 )
 def test_lemon_doubles_any_network_with_a_head(name):
     """All outputs that transformers gives the class are compared."""

@@ -102,7 +102,7 @@ METHODS = (
     *("linear sum", "task_arithmetic", "ties sum", "dare_ties"),
 )
 DEAR = ("breadcrumbs_ties", "della", "della_linear", "arcee_fusion")
-# options of methods whose reference is quick with others; programs of their own take a while
+# Variants with programs of their own. Their methods have a quick reference with other options.
 OPTIONS = {
     "breadcrumbs tree", "consensus ties", "della magnitude", "della mergekit",
     "della_linear mergekit", "sce mergekit", "sce select", "ties sum",

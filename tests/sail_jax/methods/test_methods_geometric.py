@@ -54,7 +54,7 @@ SUBJECTS = {
         ("model_stock", "column", {"weights": WEIGHTS}),
     ),
 }  # fmt: skip
-# options of methods whose reference is quick with others; programs of their own take a while
+# Variants with programs of their own. Their methods have a quick reference with other options.
 OPTIONS = {"nuslerp columns", "nuslerp rows", "stock columns", "stock rows"}
 each_subject = pytest.mark.parametrize(
     "label", [slow_unless(label not in OPTIONS, label) for label in SUBJECTS]

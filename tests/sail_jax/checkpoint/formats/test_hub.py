@@ -349,7 +349,7 @@ def test_a_download_that_is_killed_goes_on(served):
     }
     code = "from sail_jax.checkpoint.formats import hub; hub.resolved('org/model')"
     process = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    # A file is finished when the snapshot has its name, shortly after its bytes are there.
+    # A download is complete when the snapshot links to it, shortly after its bytes have arrived.
     snapshots = served.cache / "models--org--model" / "snapshots"
     ends = time.monotonic() + 60
     while sum(not p.is_dir() for p in snapshots.rglob("*")) < len(WANTED) - 1:

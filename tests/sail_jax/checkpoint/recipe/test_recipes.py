@@ -249,7 +249,7 @@ def test_expressions_of_strangers_are_quick(expression):
     assert time.process_time() - began < 1
 
 
-# These two go to the bounds, which takes half a second each.
+# These two reach the bounds on nodes and on depth, which takes half a second each.
 @pytest.mark.parametrize("case", [slow_unless(c not in ("billion laughs", "deep"), c) for c in BAD])
 def test_bad_recipes_say_where_and_what(case):
     text, where, what = BAD[case]
