@@ -193,5 +193,6 @@ def _reported(argv: Sequence[str], alone: bool) -> int:
         if isinstance(exc, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(exc):
             raise
         why = str(exc).splitlines()[0] if str(exc) else "the system has no more"
+        why = why.removeprefix("RESOURCE_EXHAUSTED: ").removeprefix("Out of memory ")
         say(fitted(f"sail-jax: error: memory does not suffice: {why}"))
         return 1

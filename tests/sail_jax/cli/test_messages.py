@@ -416,6 +416,7 @@ def test_memory_that_does_not_suffice_is_an_error_in_one_line(call, monkeypatch,
     code, _, error = call("list")
     assert code == 1
     assert error.startswith("sail-jax: error: memory does not suffice: ")
+    assert "out of memory" not in error.lower()
 
 
 def test_other_errors_of_a_program_keep_their_traceback(monkeypatch):
