@@ -60,9 +60,10 @@ def per_task(f: Callable[..., Array], *arrays: Array) -> Array:
       The stacked results, shape `[task, ...]`.
     """
     tasks = max(map(len, arrays))
-    # An array with one task stands for all tasks. It is indexed instead of broadcast, to avoid a
+    # An array with one task stands for all tasks. It is repeated instead of broadcast, to avoid a
     # copy for each task.
-    return jnp.stack([f(*(x[k if len(x) > 1 else 0] for x in arrays)) for k in range(tasks)])
+    rows = [jnp.unstack(x) * (tasks if len(x) == 1 else 1) for x in arrays]
+    return jnp.stack([f(*row) for row in zip(*rows, strict=True)])
 
 
 def task_sum(x: Num[Array, "task ..."]) -> Num[Array, "..."]:
@@ -76,7 +77,7 @@ def task_sum(x: Num[Array, "task ..."]) -> Num[Array, "..."]:
     Returns:
       The sum, shape `[...]`.
     """
-    return functools.reduce(jnp.add, [x[k] for k in range(x.shape[0])])
+    return functools.reduce(jnp.add, jnp.unstack(x))
 
 
 def beside(value: PerModel, delta: Float[Array, "task ..."]) -> Float[Array, "#task ..."]:
@@ -334,10 +335,10 @@ def products(
     '0.600, [5.e-25 2.e+00]'
     """
     if axis is None:
-        unit = _units([delta[k] for k in range(len(delta))], at_scale_1)
+        unit = _units(jnp.unstack(delta), at_scale_1)
         wide = unit.reshape(-1, *(1,) * (delta.ndim - 1))
     else:
-        wide = jnp.stack([unit_of(delta[k], [a - 1 for a in axis]) for k in range(len(delta))])
+        wide = jnp.stack([unit_of(d, [a - 1 for a in axis]) for d in jnp.unstack(delta)])
         unit = jnp.moveaxis(wide, 0, -1)
         wide = jnp.expand_dims(wide, tuple(axis))
     return Products(unit, gram(delta * (1 / wide), axis))

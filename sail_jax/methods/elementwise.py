@@ -122,7 +122,7 @@ def _largest(piece: Piece, delta: Array, weight: Array) -> Array:
     weighted = weight * delta
     # With >= the later model wins where magnitudes are equal.
     later = lambda a, b: jnp.where(jnp.abs(b) >= jnp.abs(a), b, a)  # noqa: E731
-    return functools.reduce(later, [weighted[k] for k in range(len(weighted))])
+    return functools.reduce(later, jnp.unstack(weighted))
 
 
 @method
