@@ -15,11 +15,10 @@ equivalents, that is, limits of large n and d. At finite n and d the mean is lar
 in `covariance`.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
@@ -190,7 +189,7 @@ def best_risk_of(
     covariance.check_vectors(eigenvalues, offset=offset)
     offset2 = jnp.asarray(offset, dtype=float) ** 2
     still = jnp.sum(jnp.asarray(eigenvalues, dtype=float) * offset2)
-    return _search(eigenvalues, n, sigma, lambda at, sigma: at.risk(offset2, sigma), still)
+    return _search(eigenvalues, n, sigma, Partial(_risk, offset2), still)
 
 
 @problems.in_float64
@@ -227,25 +226,30 @@ def best_scaled_risk_of(
     """
     covariance.check_vectors(eigenvalues, beta_s=beta_s, beta_t=beta_t)
     source, target = (jnp.asarray(v, dtype=float) for v in (beta_s, beta_t))
-
     s = jnp.asarray(eigenvalues, dtype=float)
-
-    def scale(products: Array, squares: Array) -> Array:
-        return jnp.where(squares > 0, products / jnp.where(squares > 0, squares, 1.0), 0.0)
-
-    def at_penalty(at: covariance.Equivalent) -> Array:
-        # Without noise, the risk is linear in the squares of the offset.
-        return scale(at.risk(source * target, 0.0), at.risk(source**2, 0.0))
-
-    def risk(at: covariance.Equivalent, sigma: Array) -> Array:
-        return at.risk((target - at_penalty(at)[..., None] * source) ** 2, sigma)
-
-    unlearned = scale(s @ (source * target), s @ source**2)
+    unlearned = _ratio(s @ (source * target), s @ source**2)
     still = s @ (target - unlearned * source) ** 2
-    penalty, found = _search(eigenvalues, n, sigma, risk, still)
+    penalty, found = _search(eigenvalues, n, sigma, Partial(_scaled_risk, source, target), still)
     finite = jnp.isfinite(penalty)
     at = covariance.equivalent(eigenvalues, n, jnp.where(finite, penalty, 0.0))
-    return penalty, jnp.where(finite, at_penalty(at), unlearned), found
+    return penalty, jnp.where(finite, _best_scale(source, target, at), unlearned), found
+
+
+def _ratio(products: Array, squares: Array) -> Array:
+    """Divides, and returns 0 where the divisor is not positive."""
+    return jnp.where(squares > 0, products / jnp.where(squares > 0, squares, 1.0), 0.0)
+
+
+def _best_scale(source: Array, target: Array, at: covariance.Equivalent) -> Array:
+    """Computes the best multiple of the source at given penalties."""
+    # Without noise, the risk is linear in the squares of the offset.
+    return _ratio(at.risk(source * target, 0.0), at.risk(source**2, 0.0))
+
+
+def _scaled_risk(source: Array, target: Array, at: covariance.Equivalent, sigma: Array) -> Array:
+    """Computes the risk at the best multiple of the source."""
+    scale = _best_scale(source, target, at)
+    return at.risk((target - scale[..., None] * source) ** 2, sigma)
 
 
 @problems.in_float64
@@ -299,39 +303,65 @@ def best_fixed_risk_of(
     )
     across = rows @ (basis.T @ target)
 
-    def left_along(at: covariance.Equivalent) -> Array:
-        square = at.risk(slope**2, 0.0) + variance * (1 + at.risk(0 * slope, 1.0))
-        some = jnp.isfinite(square) & (square > 0)
-        return jnp.where(some, -at.risk(across * slope, 0.0) / jnp.where(some, square, 1.0), 0.0)
-
-    def risk(at: covariance.Equivalent, sigma: Array) -> Array:
-        e = left_along(at)
-        noise2 = variance * e**2
-        return at.risk((across + slope * e[..., None]) ** 2, jnp.sqrt(sigma**2 + noise2)) + noise2
-
     unlearned = s @ (source * target) / (s @ source**2)
     still = s @ (target - unlearned * source) ** 2
-    penalty, found = _search(roots**2, n, sigma, risk, still)
+    split = slope, variance, across
+    penalty, found = _search(roots**2, n, sigma, Partial(_risk_across, split), still)
     finite = jnp.isfinite(penalty)
     at = covariance.equivalent(roots**2, n, jnp.where(finite, penalty, 0.0))
-    scale = (source @ target / size - left_along(at)) / size
+    scale = (source @ target / size - _left_along(split, at)) / size
     return penalty, jnp.where(finite, scale, unlearned), found
+
+
+Split = tuple[Array, Array, Array]
+"""The slopes of the inputs along the source on those across it, the variance of the rest, and the
+target across the source."""
+
+
+def _left_along(split: Split, at: covariance.Equivalent) -> Array:
+    """Computes the best distance to the target along the source at given penalties."""
+    slope, variance, across = split
+    square = at.risk(slope**2, 0.0) + variance * (1 + at.risk(0 * slope, 1.0))
+    some = jnp.isfinite(square) & (square > 0)
+    return jnp.where(some, -at.risk(across * slope, 0.0) / jnp.where(some, square, 1.0), 0.0)
+
+
+def _risk_across(split: Split, at: covariance.Equivalent, sigma: Array) -> Array:
+    """Computes the risk at the best distance to the target along the source."""
+    slope, variance, across = split
+    e = _left_along(split, at)
+    noise2 = variance * e**2
+    return at.risk((across + slope * e[..., None]) ** 2, jnp.sqrt(sigma**2 + noise2)) + noise2
+
+
+def _risk(offset2: Array, at: covariance.Equivalent, sigma: Array) -> Array:
+    """Computes the risk at given penalties."""
+    return at.risk(offset2, sigma)
 
 
 def _search(
     eigenvalues: Spectrum,
     n: ArrayLike,
     sigma: ArrayLike,
-    risk: Callable[[covariance.Equivalent, Array], Array],
+    risk: Partial,
     still: Array,
 ) -> tuple[Array, Array]:
     """Finds the penalty with the smallest risk, and this risk, on a grid that is refined.
 
-    `still` is the risk at an infinite penalty.
+    `risk` is a function of the equivalents and of sigma, and `still` the risk at an infinite
+    penalty.
     """
     problems.check_sigma(sigma)
     free = covariance.equivalent(eigenvalues, n)  # no penalty
-    s, n, sigma = free.eigenvalues, free.n, jnp.asarray(sigma, dtype=float)
+    return _refined(free, jnp.asarray(sigma, dtype=float), risk, still)
+
+
+@jax.jit
+def _refined(
+    free: covariance.Equivalent, sigma: Array, risk: Partial, still: Array
+) -> tuple[Array, Array]:
+    """Searches, beginning at the equivalents without a penalty."""
+    s, n = free.eigenvalues, free.n
     least = jnp.min(jnp.where(s > 0, s, jnp.inf))
     # Below the first end the risk equals the risk without a penalty to 1e-8, and above the second
     # end the risk with an infinite one.
