@@ -24,6 +24,9 @@ from typing import Any
 
 from markup import table
 
+from experiments.commands import bench
+from sail_jax.provenance import versions
+
 HERE = Path(__file__).parent
 FOLDER = HERE / "performance"
 PAGE = HERE / "performance.md"
@@ -75,6 +78,7 @@ def page(found: Mapping[str, Record], written: str) -> str:
         "inputs": inputs(found["merge"]),
         "merges": merges(found["merge"]),
         "allocators": allocators(found["merge"]),
+        "flame": measured_on(found["stacks"]),
         "scale": scale([found[name] for name in ("scale", "large") if name in found]),
         "caps": caps(found["caps"]) if "caps" in found else "Not measured yet.",
     }
@@ -413,7 +417,7 @@ def stacks(text: str) -> Record:
       text: A line `frame;frame;... count` for each stack.
 
     Returns:
-      The record: the counts by stack, from the outermost function.
+      The record: the counts by stack, from the outermost function, and where they were measured.
     """
     found: Counter[str] = Counter()
     for line in text.splitlines():
@@ -435,7 +439,12 @@ def stacks(text: str) -> Record:
                 named.append(label)
         if WAITS not in frames.replace(".<locals>", ""):
             found[";".join(named)] += int(count)
-    return {"stacks": dict(found)}
+    return {
+        "commit": bench.commit(),
+        "machine": bench.machine(),
+        "versions": versions(),
+        "stacks": dict(found),
+    }
 
 
 def _draw_flame(record: Record) -> Any:

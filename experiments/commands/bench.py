@@ -49,18 +49,22 @@ def main(parser: Parser, argv: Sequence[str]) -> int:
     module.options(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write a record to FILE")
     args = parser.read(argv[1:])
-    commit, busy = _commit(), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    at, busy = commit(), os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     record = module.measure(args)
     if args.json:
-        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), "commit": commit}
-        about |= {"load": busy, **_machine()}
+        about = {"schema": f"sail-jax bench {name} 1", "argv": list(argv[1:]), "commit": at}
+        about |= {"load": busy, "machine": machine()}
         text = json.dumps({**about, **provenance(), **record}, indent=2)
         disk.write_atomic(args.json, text.encode() + b"\n")
     return 0 if record.get("good", True) else 1
 
 
-def _commit() -> str | None:
-    """Returns the commit of the running checkout, with "-dirty" if it was changed; else None."""
+def commit() -> str | None:
+    """Finds the commit of the running checkout.
+
+    Returns:
+      The commit, with "-dirty" if files were changed; None if there is no checkout or no git.
+    """
     words = [
         "git",
         "-C",
@@ -77,12 +81,16 @@ def _commit() -> str | None:
     return None
 
 
-def _machine() -> dict[str, dict[str, str | int]]:
-    """Returns the processor, the cores that this process may use, and the operating system."""
+def machine() -> dict[str, str | int]:
+    """Describes the machine.
+
+    Returns:
+      The "processor", the "cores" that this process may use, and the operating "system".
+    """
     from experiments.lab.sweep import cores  # imports jax, which some benchmarks do without
 
     cpus = Path("/proc/cpuinfo")
     lines = cpus.read_text().splitlines() if cpus.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    return {"machine": {"processor": name, "cores": cores(), "system": platform.platform()}}
+    return {"processor": name, "cores": cores(), "system": platform.platform()}
