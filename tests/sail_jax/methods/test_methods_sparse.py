@@ -15,6 +15,7 @@ from cells import slow_unless
 
 from sail_jax import methods
 from sail_jax.merging import counting
+from sail_jax.merging import row_ranks as ranks
 from sail_jax.merging.row_ranks import host_ranks, row_ranks
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop_by_magnitude, keep_between
@@ -45,7 +46,10 @@ ROWS = {
     "random": np.random.default_rng(0).normal(size=(5, 33)),
     "bfloat16": np.random.default_rng(1).integers(0, 6, (7, 40)) / 4,
     "equal": np.zeros((3, 10)),
-    # Keys that differ in their last bits only, and a far smaller one.
+    # Keys of few digits beside longer ones, with zeros and ties, in one block of rows.
+    "long and short": np.random.default_rng(5).integers(0, 9, (6, 50)) / 512
+    + np.array([0, 0, 1e-3, 0, 1e-9, 0])[:, None],
+    # Codes of 16 bits do not tell the larger keys of a row from one another.
     "close": np.insert(1 + np.random.default_rng(7).integers(0, 99, (3, 40)) / 2**20, 0, 1e-9, 1),
     "long": np.random.default_rng(2).integers(0, 999, (2, 70000)),
     "cubes": np.random.default_rng(3).normal(size=(2, 3, 4, 5)),
@@ -55,10 +59,14 @@ ROWS = {
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("by", "dtype"), [("numpy", "f4"), ("numpy", "f8"), ("xla", "f4")])
-def test_row_ranks_are_those_of_a_stable_sort(rows, by, dtype):
+@pytest.mark.parametrize(
+    ("by", "dtype"),
+    [("digits", "f4"), ("digits", "f8"), ("comparison", "f4"), ("comparison", "f8"), ("xla", "f4")],
+)
+def test_row_ranks_are_those_of_a_stable_sort(rows, by, dtype, monkeypatch):
+    monkeypatch.setattr(ranks, "_digits_are_faster", lambda: by == "digits")
     x = np.abs(ROWS[rows]).astype(dtype)
-    got = host_ranks(x) if by == "numpy" else row_ranks(jnp.asarray(x))
+    got = row_ranks(jnp.asarray(x)) if by == "xla" else host_ranks(x)
     np.testing.assert_array_equal(got, stable_ranks(x))
 
 
