@@ -37,7 +37,7 @@ from sail_jax.merging.leafwise import (
 )
 from sail_jax.merging.steps import Kernel, Piece, Step, fingerprint, resolve
 
-SHORT = 60
+SHORT = 44
 """Up to this number of operations, the program of a leaf is repeated for every leaf."""
 FEW = 1 << 12
 """Leaves with up to this number of entries are stacked, because branches take longer to compile."""

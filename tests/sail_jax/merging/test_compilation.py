@@ -40,9 +40,9 @@ def lines_per_leaf(name):
 @pytest.mark.slow
 @merge_cases.each_method(MERGED, quick=("ties", "fisher"), slow=KINDS)
 def test_programs_follow_the_shapes(name):
-    """A leaf more is stacked with its like and taken out again, in about 27 lines; merged by itself
-    it would be 150 (fisher) to 800 (breadcrumbs). Task arithmetic, 30, is entry by entry, and so is
-    RAM, 62: there loops would not pay."""
+    """A leaf more is stacked with its like and taken out again, in 6 to 9 lines; merged by itself
+    it would be 84 (fisher) to 422 (breadcrumbs). Task arithmetic, 29, is entry by entry: there
+    loops would not pay."""
     assert 0 < lines_per_leaf(name) < 2.5 * lines_per_leaf("task_arithmetic")
 
 
