@@ -340,11 +340,7 @@ def _risk(offset2: Array, at: covariance.Equivalent, sigma: Array) -> Array:
 
 
 def _search(
-    eigenvalues: Spectrum,
-    n: ArrayLike,
-    sigma: ArrayLike,
-    risk: Partial,
-    still: Array,
+    eigenvalues: Spectrum, n: ArrayLike, sigma: ArrayLike, risk: Partial, still: Array
 ) -> tuple[Array, Array]:
     """Finds the penalty with the smallest risk, and this risk, on a grid that is refined.
 

@@ -173,7 +173,7 @@ def _tell(
     before, after = aligned.distance
     show(
         f"distance |A - B| / |A|: {before:.4g} before, {after:.4g} after "
-        f"({len(aligned.history) - 1} sweeps improved it)"
+        f"({len(aligned.history) - 1} sweeps changed a map)"
     )
     for agreement in done.agreement:
         show(f"B before and after, {agreement}")

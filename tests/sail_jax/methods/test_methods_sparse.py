@@ -15,7 +15,6 @@ from cells import slow_unless
 
 from sail_jax import methods
 from sail_jax.merging import counting
-from sail_jax.merging import row_ranks as ranks
 from sail_jax.merging.row_ranks import host_ranks, row_ranks
 from sail_jax.merging.task_vectors import TaskVectors
 from sail_jax.merging.transforms import drop_by_magnitude, keep_between
@@ -64,7 +63,8 @@ ROWS = {
     [("digits", "f4"), ("digits", "f8"), ("comparison", "f4"), ("comparison", "f8"), ("xla", "f4")],
 )
 def test_row_ranks_are_those_of_a_stable_sort(rows, by, dtype, monkeypatch):
-    monkeypatch.setattr(ranks, "_digits_are_faster", lambda: by == "digits")
+    faster = "sail_jax.merging.row_ranks._digits_are_faster"
+    monkeypatch.setattr(faster, lambda: by == "digits")
     x = np.abs(ROWS[rows]).astype(dtype)
     got = row_ranks(jnp.asarray(x)) if by == "xla" else host_ranks(x)
     np.testing.assert_array_equal(got, stable_ranks(x))
